@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -106,18 +106,32 @@ def _discreet(errors: Mapping[str, str]) -> dict[str, str]:
 
 
 def press(body: Json, button: str) -> tuple[Json, str]:
-    """The body after a button such as ``add tiers``, ``add sources push`` or ``remove tiers[1]``.
+    """The body after a button such as ``add tiers``, ``add sources push`` or ``remove network.uplinks[1]``.
 
-    The second answer is the path of the row that was added.
+    The second answer is the path of the row that was added, or of the list that has one less; empty: nothing was done.
     """
-    found = re.fullmatch(r"(add|remove) (\w+)(?:\[(\d{1,4})\]|(?: (\w+))?)", button, re.ASCII)
-    rows = body.get(found[2]) if found else None
+    found = re.fullmatch(r"(add|remove) ([\w.]+)(?:\[(\d{1,4})\]|(?: (\w+))?)", button, re.ASCII)
+    rows = _below(body, found[2].split(".")) if found else None
     if not found or not isinstance(rows, list):
         return body, ""
+    path = found[2]
     if found[1] == "add" and len(rows) < _MAX_ROWS:
-        return {**body, found[2]: [*rows, {"type": found[4]} if found[4] else {}]}, f"{found[2]}[{len(rows)}]"
+        return _with(body, path.split("."), [*rows, {"type": found[4]} if found[4] else {}]), f"{path}[{len(rows)}]"
     place = int(found[3] or _MAX_ROWS)
-    return {**body, found[2]: rows[:place] + rows[place + 1 :]}, ""
+    return _with(body, path.split("."), rows[:place] + rows[place + 1 :]), path
+
+
+def _below(body: Any, names: Sequence[str]) -> Any:
+    """What a body holds under these names, one inside the other; None: nothing."""
+    for name in names:
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
+
+
+def _with(body: Json, names: Sequence[str], value: object) -> Json:
+    """The body with another value under these names."""
+    name, *others = names
+    return {**body, name: _with(body[name], others, value) if others else value}
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[tuple[str, str, str]]:

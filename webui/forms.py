@@ -19,6 +19,8 @@ Choices = tuple[tuple[str, str], ...]
 """Values and the words for them."""
 
 _LONG_TEXT = frozenset({"query", "rate_query"})
+_NAMES_OF_ROWS = ("name", "interface")
+"""Fields that a new row of a list begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Look:
 
     ``choices``: values to pick from; ``suggested``: values beside which others may stand; ``folded``: parts at the top
     that few need; ``only``: the parts at the top that are shown, empty: all; ``needed``: parts that may not be left
-    out though the shape lets them; ``labels``: what fields are called here; ``focus``: the row to begin with.
+    out though the shape lets them; ``labels``: what fields are called here; ``focus``: the row to begin with, or the
+    list that a row was removed from.
     """
 
     choices: Mapping[str, Choices] = field(default_factory=dict)
@@ -137,7 +140,8 @@ class _Maker:
         if part.path not in self.look.folded or not isinstance(part, FieldGroup):
             return part
         wrong = any(covers(part.path, path) for path in self.errors)
-        return FieldGroup(part.path, part.label, part.help, part.parts, part.error, folded=True, open=wrong)
+        pressed = covers(part.path, self.look.focus)
+        return FieldGroup(part.path, part.label, part.help, part.parts, part.error, folded=True, open=wrong or pressed)
 
     def part(self, schema: Schema, path: str, value: Any, required: bool) -> Part:
         found, nullable = resolved(schema, self.definitions)
@@ -162,9 +166,9 @@ class _Maker:
             parts = self.properties(inner, at, body)
             made.append(FieldGroup(at, label, _sentence(inner), parts, self.errors.get(at, ""), removable=True))
         label = label_of(path)
-        addable = tuple((kind, CHOICES.get(kind, kind)) for kind in kinds) or (
-            ("", f"a {label.removesuffix('s').lower()}"),
-        )
+        row = label.removesuffix("s").lower()
+        article = "an" if row.startswith(("a", "e", "i", "o", "u")) else "a"
+        addable = tuple((kind, CHOICES.get(kind, kind)) for kind in kinds) or (("", f"{article} {row}"),)
         return FieldGroup(path, label, _sentence(schema), tuple(made), self.errors.get(path, ""), kinds=addable)
 
     def input(self, schema: Schema, nullable: bool, path: str, value: Any, required: bool) -> Input:
@@ -198,7 +202,7 @@ class _Maker:
             required,
             schema.get("maxLength"),
             choices,
-            focus=bool(self.look.focus) and path == f"{self.look.focus}.name",
+            focus=bool(self.look.focus) and path in {f"{self.look.focus}.{name}" for name in _NAMES_OF_ROWS},
         )
 
 
@@ -224,4 +228,5 @@ def _sentence(schema: Schema) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """With a capital at its beginning, unless its first word has one already, as pCPU has."""
+    return text if text[1:2].isupper() else text[:1].upper() + text[1:]

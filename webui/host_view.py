@@ -11,7 +11,7 @@ from typing import Any
 from manager.control.watching import suggested_target_ms
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
-from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown
+from manager.model.knobs import DISK_WEIGHTS, PINS, WARPS, Knob, knob_name, settings_shown
 from manager.model.numbers import milliseconds
 from manager.model.resource_use import resources_of
 from manager.model.warp import TITLES, Mechanism
@@ -21,6 +21,14 @@ from webui.words import BADGES, Badge, ago, percent, throughput
 Json = Mapping[str, Any]
 _OTHERS = frozenset(Knob) - PINS - WARPS - {Knob.WEIGHT, Knob.IDLE}
 """Settings of a VM without a column of their own."""
+_BESIDES_CPU: Mapping[str, tuple[Knob, ...]] = {
+    "Memory protection": (Knob.MEMORY_PROTECTION,),
+    "Memory ceilings": (Knob.MEMORY_CEILING,),
+    "Disk weights": tuple(DISK_WEIGHTS.values()),
+    "Disk ceilings": (Knob.DISK_CEILING,),
+    "Uplink shares": (Knob.EGRESS_GROUP,),
+}
+"""Controls of memory, disks and uplinks, and the settings of VMs that they are."""
 
 
 class Contact(StrEnum):
@@ -134,15 +142,15 @@ def controls(
     """The controls by which response times are brought back, with whom each is in force for and what the kernel offers.
 
     ``findings`` None: not reported. ``warp``: by what warps are given, ``cache``: how the cache is divided, None where
-    they are switched off. Order as in the design, section 4, "Ladder".
+    they are switched off. Order as in the design, section 4, "Ladder"; then those of memory, disks and uplinks.
     """
     known = {finding["id"]: finding for finding in findings or ()}
     knobs = [line.vm["status"]["knobs"] for line in lines if line.running]
     warped = sum(bool(line.vm["status"].get("warp_us")) for line in lines if line.running)
     groups = cache["groups"] if cache else ()
 
-    def owned(knob: str, holds: Callable[[str], bool] = bool) -> int:
-        return sum(any(one["knob"] == knob and one["owned"] and holds(one["value"]) for one in vm) for vm in knobs)
+    def owned(*of: str, holds: Callable[[str], bool] = bool) -> int:
+        return sum(any(one["knob"] in of and one["owned"] and holds(one["value"]) for one in vm) for vm in knobs)
 
     def control(name: str, vms: int, *ids: str) -> ControlRow:
         """With the first of the mechanisms ``ids`` that works, or else that is known."""
@@ -153,7 +161,7 @@ def controls(
 
     return [
         control("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
-        control("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
+        control("Idle class for batch", owned("idle", holds="1".__eq__), "cpu-idle"),
         control("Pinning", owned("vcpu_pin"), "affinity"),
         _warp(control("Warp", warped, "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), warp),
         control(
@@ -165,6 +173,7 @@ def controls(
         control(
             "Memory bandwidth", sum(len(group["vms"]) for group in groups if group["bandwidth"]), "memory-bandwidth"
         ),
+        *(control(name, owned(*knobs_of), knobs_of[0].spec.probe) for name, knobs_of in _BESIDES_CPU.items()),
     ]
 
 

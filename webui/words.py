@@ -245,29 +245,32 @@ LABELS: Mapping[str, str] = {
     "alone_pcpus": "Uses when alone (pCPUs)",
     "bandwidth_warning": "Warn above this share of the memory bandwidth",
     "batch": "Where batch VMs run",
-    "batch_floor": "Batch VMs keep at least (part of the rate)",
     "batch_group": "One group for all batch VMs",
     "batch_idle": "Idle class for batch VMs",
     "batch_weight": "Disk weight of batch VMs (critical ones: 1000)",
     "cache": "Last-level cache",
     "cache_mount": "Mount resctrl for it",
-    "ceilings": "Hold back batch VMs that grow",
     "cpu_seconds": "Work (CPU seconds)",
     "cpus": "pCPUs",
     "credential": "Credential on the host",
     "deadline": "Deadline (such as 2027-01-31T12:00:00Z)",
+    "disk.ceilings": "Hold back batch VMs that make a disk slow",
     "every_s": "Interval (s)",
     "expires_at": "Expires at (such as 2027-01-31T12:00:00Z)",
+    "headroom": "Headroom (part of a VM's memory)",
     "irqs": "Network interrupts",
     "job": "Job of a batch VM",
     "law": "Feedback law",
+    "law.batch_floor": "Batch floor (share of the host's CPU)",
     "libvirt_name": "libvirt name",
     "libvirt_uuid": "libvirt UUID",
     "limit": "Limit (share of each pCPU)",
     "max_pcpus": "CPU limit (pCPUs)",
     "max_slowdown": "Slowdown at most (times)",
     "max_rate_rps": "Agreed rate (req/s)",
+    "memory.ceilings": "Hold back batch VMs that grow",
     "most_protected": "Protected at most (part of the host's memory)",
+    "network.batch_floor": "Batch VMs keep at least (part of the rate)",
     "pin": "Pin to pCPUs of its own",
     "pinning": "Pin critical VMs",
     "protect": "Protect memory of critical VMs",
@@ -275,6 +278,7 @@ LABELS: Mapping[str, str] = {
     "query": "Query (PromQL)",
     "rate_query": "Query for the rate (PromQL)",
     "rate_mbit": "Rate (Mbit/s)",
+    "reserved_cpus": "Reserved pCPUs",
     "scheduling": "Scheduling of its vCPUs",
     "shares": "Divide uplinks: critical VMs first",
     "sharing": "Above the agreed rate",
@@ -289,7 +293,7 @@ LABELS: Mapping[str, str] = {
     "warp_us": "Warp (us)",
     "weights": "Weight critical VMs over batch VMs",
 }
-"""What fields are called that their name alone does not tell well."""
+"""What fields are called that their name alone does not tell well; by their path where a name means several."""
 
 CHOICES: Mapping[str, str] = {
     "critical": "critical: serves requests under an SLA",
@@ -336,9 +340,10 @@ _UNITS: Mapping[str, str] = {"ms": "ms", "s": "s", "rps": "req/s"}
 
 def label_of(path: str) -> str:
     """The label of a field by its path: words with the unit in parentheses."""
-    name = re.sub(r"\[\d*\]", "", path).rsplit(".", 1)[-1]
-    if name in LABELS:
-        return LABELS[name]
+    path = re.sub(r"\[\d*\]", "", path)
+    name = path.rsplit(".", 1)[-1]
+    if label := LABELS.get(path) or LABELS.get(name):
+        return label
     words, _, last = name.rpartition("_")
     unit = _UNITS.get(last) if words else None
     text = (words if unit else name).replace("_", " ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -230,10 +232,12 @@ def test_a_source_of_an_unknown_kind_is_refused_at_its_type() -> None:
     [
         ("add tiers", ["web", "db", None], 6, "tiers[2]"),
         ("add sources push", ["web", "db"], 7, "sources[6]"),
-        ("remove tiers[0]", ["db"], 6, ""),
-        ("remove tiers[9]", ["web", "db"], 6, ""),
+        ("remove tiers[0]", ["db"], 6, "tiers"),
+        ("remove tiers[9]", ["web", "db"], 6, "tiers"),
         ("add mode", ["web", "db"], 6, ""),
         ("remove everything[0]", ["web", "db"], 6, ""),
+        ("add tiers.vms", ["web", "db"], 6, ""),
+        ("add sla.percentile", ["web", "db"], 6, ""),
         ("", ["web", "db"], 6, ""),
     ],
 )
@@ -252,6 +256,42 @@ def test_a_new_row_gets_the_focus() -> None:
         field.path for field, _ in inputs_of(parts_of(ApplicationIn, body, {}, Look(focus=focus))) if field.focus
     ]
     assert focused == ["tiers[2].name"]
+
+
+def test_rows_inside_of_a_group_can_be_added_and_removed() -> None:
+    before = {"mode": "observe", "network": {"shares": True, "uplinks": [{"interface": "eth0"}]}}
+    look = Look(folded=frozenset({"memory", "network"}))
+    added, focus = press(before, "add network.uplinks")
+    assert added == {"mode": "observe", "network": {"shares": True, "uplinks": [{"interface": "eth0"}, {}]}}
+    groups = {part.path: part for part in parts_of(HostIn, added, {}, replace(look, focus=focus))}
+    assert [field.path for field, _ in inputs_of(tuple(groups.values())) if field.focus] == [
+        "network.uplinks[1].interface"
+    ]
+    left, focus = press(added, "remove network.uplinks[0]")
+    assert left["network"] == {"shares": True, "uplinks": [{}]}
+    after = {part.path: part for part in parts_of(HostIn, left, {}, replace(look, focus=focus))}
+    for shown_groups in (groups, after):
+        opened = {path: group.open for path, group in shown_groups.items() if isinstance(group, FieldGroup)}
+        assert opened == {"law": False, "placement": False, "memory": False, "disk": False, "network": True}
+    assert before["network"] == {"shares": True, "uplinks": [{"interface": "eth0"}]}
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "words"),
+    [
+        (HostIn, "network.uplinks", "an uplink"),
+        (ApplicationIn, "tiers", "a tier"),
+    ],
+)
+def test_the_button_that_adds_a_row_says_of_what(model: type, path: str, words: str) -> None:
+    def groups(parts: Any) -> Iterator[FieldGroup]:
+        for part in parts:
+            if isinstance(part, FieldGroup):
+                yield part
+                yield from groups(part.parts)
+
+    [rows] = [group for group in groups(parts_of(model, {})) if group.path == path]
+    assert rows.kinds == (("", words),)
 
 
 def test_what_few_need_is_folded_and_opens_where_something_is_wrong_or_set() -> None:
@@ -318,10 +358,27 @@ def test_differences_are_named_by_field(ours: Any, theirs: Any, found: list[tupl
         ("tiers[0].vms[2]", "VMs"),
         ("weight", "Weight"),
         ("min_samples", "Min samples"),
+        ("memory.ceilings", "Hold back batch VMs that grow"),
+        ("disk.ceilings", "Hold back batch VMs that make a disk slow"),
+        ("law.batch_floor", "Batch floor (share of the host's CPU)"),
+        ("network.batch_floor", "Batch VMs keep at least (part of the rate)"),
+        ("network.uplinks[1].rate_mbit", "Rate (Mbit/s)"),
     ],
 )
 def test_labels_are_words_with_units(path: str, label: str) -> None:
     assert label_of(path) == label
+
+
+def test_fields_of_a_host_that_mean_different_things_are_called_by_different_names() -> None:
+    labels = [f"{row}{field.label}" for field, row in inputs_of(parts_of(HostIn, {"network": {"uplinks": [{}, {}]}}))]
+    assert len(set(labels)) == len(labels)
+
+
+def test_help_begins_with_a_capital_unless_its_first_word_has_one() -> None:
+    parts = parts_of(HostIn, {})
+    assert of(parts, "placement.reserved_cpus").help.startswith("pCPU numbers")
+    assert of(parts, "placement.moves_per_min").help.startswith("vCPUs of placed VMs")
+    assert of(parts, "disk.ceilings").help.startswith("Hold back batch VMs")
 
 
 def test_ranges_are_said_in_words() -> None:

@@ -163,6 +163,50 @@ def test_host_checks_say_what_to_do_and_controls_do_not_say_it_again(desk: Desk)
     assert page.text.count("the CPU cannot") == page.text.count("mount resctrl") == 1
 
 
+def test_what_is_divided_besides_the_cpu_is_told_with_whom_it_is_in_force_for(desk: Desk) -> None:
+    checks = (
+        ("memory-protection", "missing", "no memory.low"),
+        ("memory-ceiling", "works", ""),
+        ("disk-weight", "ignored", ""),
+        ("disk-ceiling", "works", ""),
+        ("network-shares", "works", ""),
+    )
+    seen(desk, findings={"at": "2026-03-01T11:00:00Z", "findings": [found(*check) for check in checks]})
+    browser = desk.browser(Role.VIEWER)
+    switched_off = browser.get(f"/hosts/{HOST}")
+    tags = ["memory protected", "memory ceilings", "disk weights", "disk ceilings", "uplinks divided"]
+    assert not {tag.text for tag in switched_off.all("span", class_="tag")} & set(tags)
+    rows = [" ".join(switched_off.by_id(f"control-{number}").text.split()) for number in range(7, 12)]
+    assert rows == [
+        "Memory protection no VM ✗ missing memory-protection",
+        "Memory ceilings no VM ✓ works memory-ceiling",
+        "Disk weights no VM ✗ ignored by the kernel disk-weight",
+        "Disk ceilings no VM ✓ works disk-ceiling",
+        "Uplink shares no VM ✓ works network-shares",
+    ]
+    switched_on = {
+        "memory": {"protect": True, "ceilings": True},
+        "disk": {"weights": True, "ceilings": True},
+        "network": {"shares": True},
+    }
+    desk.api.ok("PUT", f"/hosts/{HOST}", switched_on)
+    held = [
+        {"knob": knob, "index": index, "value": value, "original": original, "owned": True, "external": False}
+        for knob, index, value, original in (
+            ("memory_ceiling", 0, "1073741824", "-1"),
+            ("io_weight", 0, "20", "100"),
+            ("disk_ceiling", 2049, "50", "-1"),
+            ("egress_group", 2, "1", "0"),
+        )
+    ]
+    vms = [status("web-1"), status("crunch", libvirt_uuid="6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11", knobs=held)]
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(), vms=vms), role="host")
+    page = browser.get(f"/hosts/{HOST}")
+    assert [tag.text for tag in page.all("span", class_="tag") if tag.text in tags] == tags
+    in_force = [page.by_id(f"control-{number}").text.split("\n")[1].strip() for number in range(7, 12)]
+    assert in_force == ["no VM", "1 VM", "1 VM", "1 VM", "1 VM"]
+
+
 def test_before_the_agent_looked_it_is_said_how_to(desk: Desk) -> None:
     seen(desk)
     assert "Not reported yet. On the host, equipoise doctor" in desk.browser().get(f"/hosts/{HOST}").text

@@ -229,6 +229,68 @@ def test_a_host_keeps_what_its_form_does_not_change(desk: Desk, operator: Browse
     assert (host["law"]["gain"], host["pinning"], host["placement"]["reserved_cpus"]) == (3, True, "0-1")
 
 
+SWITCHES = ("memory.protect", "memory.ceilings", "disk.weights", "disk.ceilings", "network.shares")
+
+
+def test_a_hosts_memory_disk_and_network_are_switched_in_its_form(desk: Desk, operator: Browser) -> None:
+    desk.api.ok("PUT", "/hosts/kvm7", {})
+    path = "/registered/hosts/kvm7"
+    for switch in SWITCHES:
+        given = operator.get(path).fields()
+        assert switch not in given
+        given[switch] = "true"
+        assert operator.post(path, given).status == 303
+        group, _, name = switch.partition(".")
+        assert desk.api.ok("GET", "/hosts/kvm7")[group][name] is True
+    given = operator.get(path).fields()
+    for switch in SWITCHES:
+        del given[switch]
+    assert operator.post(path, given).status == 303
+    host = desk.api.ok("GET", "/hosts/kvm7")
+    assert [host[group][name] for group, name in (switch.split(".") for switch in SWITCHES)] == [False] * 5
+
+
+def test_uplinks_of_a_host_are_added_and_removed_in_its_form(desk: Desk, operator: Browser) -> None:
+    desk.api.ok("PUT", "/hosts/kvm7", {})
+    path, given = "/registered/hosts/kvm7", operator.get("/registered/hosts/kvm7").fields()
+    for name, rate_mbit in (("eth0", ""), ("bond0", "900")):
+        given["do"] = "add network.uplinks"
+        page = operator.post(path, given)
+        assert "open" in page.by_id("f-network").attributes
+        row = "network.uplinks[1]" if rate_mbit else "network.uplinks[0]"
+        given = page.filled({f"{row}.interface": name, f"{row}.rate_mbit": rate_mbit})
+    assert [button["value"] for button in page.all("button", name="do")][:1] == ["remove network.uplinks[0]"]
+    assert operator.post(path, given).status == 303
+    uplinks = [{"interface": "eth0", "rate_mbit": None}, {"interface": "bond0", "rate_mbit": 900}]
+    assert desk.api.ok("GET", "/hosts/kvm7")["network"]["uplinks"] == uplinks
+    given = operator.get(path).fields()
+    given["do"] = "remove network.uplinks[0]"
+    assert operator.post(path, operator.post(path, given).fields()).status == 303
+    assert desk.api.ok("GET", "/hosts/kvm7")["network"]["uplinks"] == uplinks[1:]
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "message"),
+    [
+        ("memory.most_protected", "0.95", "at most 0.9"),
+        ("memory.headroom", "0.01", "at least 0.02"),
+        ("disk.batch_weight", "0", "at least 1"),
+        ("network.batch_floor", "a tenth", "at least 0.05 and at most 1"),
+        ("network.uplinks[0].interface", "", "is required"),
+        ("network.uplinks[0].rate_mbit", "0", "at least 1"),
+    ],
+)
+def test_what_is_wrong_with_a_hosts_settings_stands_at_its_field(
+    desk: Desk, operator: Browser, field: str, given: str, message: str
+) -> None:
+    desk.api.ok("PUT", "/hosts/kvm7", {"network": {"uplinks": [{"interface": "eth0"}]}})
+    page = operator.post("/registered/hosts/kvm7", operator.get("/registered/hosts/kvm7").filled({field: given}))
+    assert page.status == 422
+    assert message in page.message_at(field)
+    assert "open" in page.by_id(f"f-{field.partition('.')[0]}").attributes
+    assert desk.api.ok("GET", "/hosts/kvm7")["network"]["uplinks"] == [{"interface": "eth0", "rate_mbit": None}]
+
+
 @pytest.mark.parametrize(
     ("shape", "field", "given", "message"),
     [
@@ -245,6 +307,7 @@ def test_a_host_keeps_what_its_form_does_not_change(desk: Desk, operator: Browse
         ),
         ("applications", "sla.response_time_ms", {"sla.max_rate_rps": "5"}, "is required"),
         ("hosts", "placement.reserved_cpus", {"placement.reserved_cpus": "a"}, "is refused"),
+        ("hosts", "network.uplinks[0].interface", {"network.uplinks[0].interface": "a/b"}, "is refused"),
         ("tokens", "role", {"role": "king"}, "is refused"),
     ],
 )
