@@ -55,6 +55,8 @@ ROUTES = [
     Route("GET /hosts/<name>", VIEWER, "/hosts/kvm1"),
     Route("GET /hosts/<name>/history.csv", VIEWER, "/hosts/kvm1/history.csv"),
     Route("GET /live", VIEWER, "/live?topic=nonsense"),
+    Route("GET /savings", VIEWER, "/savings"),
+    Route("GET /savings.csv", VIEWER, "/savings.csv"),
     Route("GET /what-if", VIEWER, "/what-if"),
     Route("GET /decisions", VIEWER, "/decisions"),
     Route("GET /decisions/cause", VIEWER, "/decisions/cause?application=shop"),
