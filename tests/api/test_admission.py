@@ -85,10 +85,8 @@ def test_what_a_vm_wants_that_serves_like_others_is_not_guessed(site: Api) -> No
     assert (found["consolidation"]["critical_without"], found["consolidation"]["critical_with"]) == (0.2, None)
 
 
-def test_more_requests_than_can_be_simulated_are_for_the_command(
-    simulated: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admission_routes, "MAX_TWIN_REQUESTS", 1000)
+def test_what_takes_too_long_to_simulate_is_for_the_command(simulated: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_routes, "MAX_ADMISSION_S", 0.0)
     [missing] = simulated.ok("POST", PATH, BATCH)["missing"]
     assert missing.endswith("use `equipoise record` and `equipoise sim fits`")
 
