@@ -17,6 +17,7 @@ from manager.api.endpoint import PREFIX
 from manager.api.problem_details import MEDIA_TYPE
 from manager.store.change_feed import Changes
 from webui import (  # noqa: F401 - each adds its pages
+    admission_pages,
     application_pages,
     control_pages,
     editing_pages,
@@ -49,7 +50,7 @@ def install_dashboard(app: Flask, context: ManagerContext, changes: Changes) -> 
 
 _SECTIONS: Mapping[str, str] = {
     **dict.fromkeys(("application", "report"), "fleet"),
-    "host": "hosts",
+    **dict.fromkeys(("host", "admission"), "hosts"),
     "cause": "decisions",
     **dict.fromkeys(("pick", "register", "change", "forget"), "registered"),
     **dict.fromkeys(("new_user", "new_token", "person", "revoke"), "people"),

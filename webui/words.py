@@ -65,6 +65,11 @@ BADGES: Mapping[str, Mapping[str, Badge]] = {
         "on_track": Badge("met", "on track"),
         "done": Badge("info", "done"),
     },
+    "fit": {
+        "no": Badge("violated", "no"),
+        "unsure": Badge("no_data", "unsure"),
+        "yes": Badge("met", "yes"),
+    },
     "severity": {
         "error": Badge("violated", "error"),
         "warning": Badge("at_risk", "warning"),
@@ -80,7 +85,8 @@ BADGES: Mapping[str, Mapping[str, Badge]] = {
         "vanished": Badge("no_data", "VM ended"),
     },
 }
-"""All states that pages show: of an SLA, a burn rate, a host check, a source, a job, an event and a decision.
+"""All states that pages show: of an SLA, a burn rate, a host check, a source, a job, an admission, an event and a
+decision.
 
 Each kind's worst comes first where pages list them in its order.
 """

@@ -53,6 +53,7 @@ ROUTES = [
     Route("GET /applications/<name>/report", VIEWER, "/applications/shop/report"),
     Route("GET /hosts", VIEWER, "/hosts"),
     Route("GET /hosts/<name>", VIEWER, "/hosts/kvm1"),
+    Route("GET /hosts/<name>/admission", VIEWER, "/hosts/kvm1/admission"),
     Route("GET /hosts/<name>/history.csv", VIEWER, "/hosts/kvm1/history.csv"),
     Route("GET /live", VIEWER, "/live?topic=nonsense"),
     Route("GET /savings", VIEWER, "/savings"),

@@ -14,6 +14,7 @@ from manager.model.records import OutcomeKind, Severity
 from manager.model.source import SourceState
 from manager.model.verdict import VerdictKind
 from manager.model.window import Burn, SlaState
+from manager.sim.twin_admission import FitVerdict
 from webui.drawing import spark, split
 from webui.words import (
     BADGES,
@@ -110,6 +111,7 @@ def test_numbers_have_units_and_no_more_digits_than_they_mean(said: str, words: 
         (FindingStatus, "finding"),
         (Severity, "severity"),
         (OutcomeKind, "outcome"),
+        (FitVerdict, "fit"),
     ],
 )
 def test_every_state_has_a_badge(states: type[StrEnum], kind: str) -> None:

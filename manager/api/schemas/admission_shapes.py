@@ -21,18 +21,19 @@ class AdmissionIn(Schema):
     """A VM that may come: a registered one, by its name, or any other. What is given counts before what is known."""
 
     vm: Name | None = Field(default=None, description="a registered VM: what is not given is taken from it")
-    vm_class: VmClass | None = Field(default=None, alias="class", description="null: that of `vm`")
-    vcpus: Vcpus | None = Field(default=None, description="null: those of `vm`")
+    vm_class: VmClass | None = Field(default=None, alias="class", description="null: that of the registered VM")
+    vcpus: Vcpus | None = Field(default=None, description="null: those of the registered VM")
     demand_pcpus: Demand | None = Field(
-        default=None, description="CPU seconds a second that it wants; null: as `vm` does, else all its vCPUs"
+        default=None,
+        description="CPU seconds a second that it wants; null: as the registered VM does, else all its vCPUs",
     )
     like: Annotated[str, Field(pattern=_TIER)] | None = Field(
         default=None,
-        description="application, or application/tier, as whose VMs it serves requests; null: that of `vm`",
+        description="application or application/tier as whose VMs it serves requests; null: as the registered VM does",
     )
     rate_rps: Rps | None = Field(default=None, description="requests per second; null: as many as one of those VMs")
     policy: Name | None = Field(default=None, description="an installed policy; null: the one in force")
-    minutes: Annotated[float, Field(ge=1, le=60, description="1 to 60")] = 60
+    minutes: Annotated[float, Field(ge=1, le=60, description="history that the host's twin is made of")] = 60
 
 
 class AdmissionVm(Schema):
