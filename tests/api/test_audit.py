@@ -10,8 +10,9 @@ import pytest
 from tests.api.conftest import Api, record, report
 from tests.api.test_auth import ROUTES, Route
 
-# What agents and sources do is not what people do; and a token to join with is needed for the last, see test_joining.
-UNAUDITED = ("/report", "/samples", "/join")
+# What agents and sources do is not what people do; a question changes nothing; and a token to join with is needed for
+# the last, see test_joining.
+UNAUDITED = ("/report", "/samples", "/admission", "/join")
 WRITES = [route for route in ROUTES if route.method != "GET" and not route.rule.endswith(UNAUDITED)]
 SHOP = {"tiers": [{"name": "web", "vms": ["a"]}], "sla": {"response_time_ms": 10.0}}
 
