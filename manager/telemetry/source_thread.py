@@ -324,6 +324,9 @@ class Sources:
                 reason = reason_of(error)
             else:
                 reason = "it ended by itself"
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # A task group that is cancelled raises what its tasks fail with, and the cancellation is lost.
+                raise asyncio.CancelledError
             if self._loop.time() - started_s > _LASTING_S:
                 failures = 0
             failing(reason)

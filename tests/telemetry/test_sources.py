@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manager.model.source import HttpProbe, NginxFile, Push, SourceKind, SourceState
+from manager.model.source import HttpProbe, MemcachedProbe, NginxFile, Push, SourceKind, SourceState
 from manager.telemetry import source_thread as module
 from manager.telemetry.feed import SILENT_S, Feed, SourceError, reason_of
 from manager.telemetry.source_thread import Sources
 from manager.telemetry.store import Fate
 from manager.telemetry.telemetry_port import Telemetry
-from tests.telemetry.conftest import LOOPBACK, NOW_S, Fed, Running, free_port, shop, until
+from tests.telemetry.conftest import DEADLINE_S, LOOPBACK, NOW_S, Fed, Running, free_port, shop, until
 
 CRASHED = "it failed (ZeroDivisionError)"
 
@@ -79,6 +81,34 @@ def test_a_source_that_crashes_is_told_started_again_and_harms_nobody(
     accepted = running.status("probe").accepted
     until(lambda: running.status("probe").accepted > accepted, "the other one was never disturbed")
     assert running.status("probe").errors == 0
+
+
+def test_a_source_that_fails_at_the_moment_it_is_stopped_stays_stopped(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[float] = []
+    failed = threading.Event()
+
+    async def fails_when_stopped() -> None:
+        try:
+            await asyncio.sleep(DEADLINE_S)
+        except asyncio.CancelledError as error:
+            failed.set()
+            raise ConnectionError("gone at that moment") from error
+
+    async def work(*_arguments: object) -> None:
+        started.append(time.monotonic())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails_when_stopped())
+
+    monkeypatch.setattr(module, "probe_memcached", work)
+    monkeypatch.setattr(module, "_BACKOFF_S", (0.01,))
+    running.configure(shop(MemcachedProbe("probe", "127.0.0.1", free_port(), 10)))
+    until(lambda: started, "it runs")
+    running.configure(shop())
+    assert failed.wait(DEADLINE_S)
+    time.sleep(0.2)
+    assert len(started) == 1
 
 
 def test_configuring_the_same_again_does_nothing(running: Running) -> None:
