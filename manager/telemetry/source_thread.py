@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakSet
 
 from manager.host.log_file import DEFAULT_LOG_DIRS
 from manager.host.taps import of_this_machine
@@ -117,6 +118,9 @@ class Sources:
         self._running: dict[Key, _Running] = {}
         self._beyond: dict[Key, Feed] = {}
         self._loop = asyncio.new_event_loop()
+        # A task group that is cancelled raises what its tasks fail with at that moment: its cancellation is lost.
+        # Task.cancelling() does not tell it either: in Python 3.11 a group whose task fails leaves it above 0, too.
+        self._stopped: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
@@ -263,7 +267,7 @@ class Sources:
         finally:
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
-                task.cancel()
+                self._stop(task)
             if tasks:
                 self._loop.run_until_complete(asyncio.wait(tasks, timeout=_STOP_S / 2))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
@@ -277,10 +281,13 @@ class Sources:
             name = f"{running.feed.application}/{running.source.name}"
             running.task = self._loop.create_task(self._keep_running(name, work, running.feed.failing))
 
-    @staticmethod
-    def _stop_task(running: _Running) -> None:
+    def _stop_task(self, running: _Running) -> None:
         if running.task is not None:
-            running.task.cancel()
+            self._stop(running.task)
+
+    def _stop(self, task: asyncio.Task[Any]) -> None:
+        self._stopped.add(task)
+        task.cancel()
 
     def _listen(self, wanted: bool) -> None:
         if wanted and self._listening is None:
@@ -288,7 +295,7 @@ class Sources:
                 self._keep_running("syslog", self._listener.run, self._listener.failing)
             )
         elif not wanted and self._listening is not None:
-            self._listening.cancel()
+            self._stop(self._listening)
             self._listening = None
 
     def _tap(self) -> None:
@@ -296,7 +303,7 @@ class Sources:
         if wanted and self._tapping is None:
             self._tapping = self._loop.create_task(self._keep_running("taps", self._taps.run, self._taps.failing))
         elif not wanted and self._tapping is not None:
-            self._tapping.cancel()
+            self._stop(self._tapping)
             self._tapping = None
 
     def _work(self, source: Source, feed: Feed) -> Work | None:
@@ -324,9 +331,8 @@ class Sources:
                 reason = reason_of(error)
             else:
                 reason = "it ended by itself"
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                # A task group that is cancelled raises what its tasks fail with, and the cancellation is lost.
-                raise asyncio.CancelledError
+            if asyncio.current_task() in self._stopped:
+                return
             if self._loop.time() - started_s > _LASTING_S:
                 failures = 0
             failing(reason)

@@ -180,8 +180,10 @@ def test_a_real_memcached_is_probed_and_its_requests_are_counted(running: Runnin
 
     server.kill()
     server.wait()
-    until(lambda: "Connection refused" in running.status("probe").detail, "its end is noticed")
-    assert running.status("probe").state is SourceState.FAILING
+    until(
+        lambda: (seen := running.status("probe")).state is SourceState.FAILING and "Connection refused" in seen.detail,
+        "its end is noticed",
+    )
     memcached(port)
     until(lambda: running.status("probe").state is SourceState.OK, "its next start is noticed")
     assert known(running) == pytest.approx(1000, abs=10), "counters that began anew make no requests"
