@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from manager.control.batch_progress import most_pcpus
+from manager.control.batch_progress import NO_JOB, most_pcpus
 from manager.control.deadline_weights import DividedThen, WorkClaim, grants, steady, total_weight
 from manager.model.decision import Decision, Snapshot, VmView, WeightGoal
-from manager.model.job import BatchJob, BatchVm, JobState
+from manager.model.job import BatchVm, JobState
 
 _OVER = frozenset({JobState.DONE, JobState.MISSED})
 _LEAST_VMS = 2
@@ -25,6 +25,8 @@ def divide_by_claims(
     job is under way the decision stays as it is.
     """
     scale = snapshot.capabilities.weights
+    if scale is None or not any(_has_claim(view) for view in snapshot.vms):  # mostly, and quick
+        return decision, DividedThen()
     goals = {goal.vm: goal for goal in decision.weights}
     resting = {goal.vm for goal in decision.idle if goal.idle}
     views = [
@@ -33,7 +35,7 @@ def divide_by_claims(
         if not view.critical and view.spec.weight is None and view.name in goals and view.name not in resting
     ]
     claims = [_claim(view, vms.get(view.name)) for view in views]
-    if scale is None or len(views) < _LEAST_VMS or not any(claim.needed_pcpus > 0 for claim in claims):
+    if len(views) < _LEAST_VMS or not any(claim.needed_pcpus > 0 for claim in claims):
         return decision, DividedThen()
     critical = sum(
         goals[view.name].weight if view.name in goals else view.weight or 0 for view in snapshot.vms if view.critical
@@ -50,8 +52,13 @@ def divide_by_claims(
     return replace(decision, weights=tuple(divided.get(goal.vm, goal) for goal in decision.weights)), now
 
 
+def _has_claim(view: VmView) -> bool:
+    job = view.spec.job
+    return job is not None and (job.deadline_s is not None or job.max_slowdown is not None)
+
+
 def _claim(view: VmView, status: BatchVm | None) -> WorkClaim:
-    job, most = view.spec.job or BatchJob(), most_pcpus(view)
+    job, most = view.spec.job or NO_JOB, most_pcpus(view)
     if status is None:
         return WorkClaim(view.name, most)
     needed, deadline_s = 0.0, math.inf

@@ -18,6 +18,8 @@ from manager.model.host import VmInstance
 from manager.model.job import MOST_SLOWDOWN, AloneBy, BatchJob, BatchVm, JobState
 from manager.model.records import Severity
 
+FOLLOW_S = 5.0
+"""How batch VMs fare is looked at so often, and not in each of shorter intervals: their work takes hours."""
 WINDOW_S = 60.0
 """Rates are averages over so long."""
 LEARN_S = 600.0
@@ -31,6 +33,8 @@ LEAST_PCPUS = 0.02
 JUDGED_S = 30.0
 """Before a VM was seen for so long it is not called slow."""
 HYSTERESIS = 0.05
+
+NO_JOB = BatchJob()
 
 
 class CpuUsed(NamedTuple):
@@ -101,15 +105,13 @@ def _notes(each: Followed) -> Iterator[tuple[Severity, str, str]]:
 def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgress) -> BatchProgress:
     """The progress after one more interval. ``used`` is by name of the VM. Deterministic and pure."""
     followed: dict[str, Followed] = {}
-    accounts = dict(
-        before.accounts
-    )  # also of VMs that cannot be read now, or are off: the next run has another instance
+    accounts = dict(before.accounts)  # also of VMs that are off or cannot be read now: the next run is another instance
     vms: list[BatchVm] = []
     pcpus = len(snapshot.capabilities.online_cpus)
     for view in snapshot.vms:
         if view.critical or view.name not in used:
             continue
-        job, cpu = view.spec.job or BatchJob(), used[view.name]
+        job, cpu = view.spec.job or NO_JOB, used[view.name]
         account = _account(job, cpu, before.accounts.get(view.name))
         if account is not None:
             accounts[view.name] = account
@@ -120,8 +122,8 @@ def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgres
             followed[view.name] = Followed()
             continue
         same = account is not None and account == before.accounts.get(view.name)
-        now = _averaged(view, job, pcpus, snapshot.interval_s, then)
-        now = replace(now, job_s=then.job_s + snapshot.interval_s if same else 0.0)
+        job_s = then.job_s + snapshot.interval_s if same else 0.0
+        now = _averaged(view, job, pcpus, snapshot.interval_s, then, job_s)
         status = _status(view, job, now, account, cpu, snapshot.now_s)
         followed[view.name] = _announced(status, view, job, now, snapshot.now_s)
         vms.append(status)
@@ -167,32 +169,36 @@ def _account(job: BatchJob, cpu: CpuUsed, before: Account | None) -> Account | N
     return replace(before, deadline_s=job.deadline_s, begun_cpu_s=cpu.cpu_s if done else before.begun_cpu_s)
 
 
-def _averaged(view: VmView, job: BatchJob, pcpus: int, interval_s: float, then: Followed) -> Followed:
+def _averaged(view: VmView, job: BatchJob, pcpus: int, interval_s: float, then: Followed, job_s: float) -> Followed:
     got, wants = view.cpu_share * pcpus, wanted_pcpus(view, pcpus)
     alone_pcpus, calm_s = then.alone_pcpus, then.calm_s
     if got >= LEAST_PCPUS and wants - got <= CALM_SHARE * wants:
         calm_s = min(calm_s + interval_s, max(LEARN_S, interval_s))
         alone_pcpus = average(alone_pcpus, got, interval_s / calm_s)
-    known, _ = _alone(job, replace(then, alone_pcpus=alone_pcpus, calm_s=calm_s))
+    known, _ = _alone(job, alone_pcpus, calm_s)
     would = wants if known is None else min(wants, max(known, got))
     seen_s = min(then.seen_s + interval_s, max(WINDOW_S, interval_s))
     smoothing = interval_s / seen_s
-    return replace(
-        then,
-        got_pcpus=average(then.got_pcpus, got, smoothing),
-        wants_pcpus=average(then.wants_pcpus, wants, smoothing),
-        would_pcpus=average(then.would_pcpus, would, smoothing),
-        seen_s=seen_s,
-        alone_pcpus=alone_pcpus,
-        calm_s=calm_s,
+    return Followed(  # by position: there are many
+        average(then.got_pcpus, got, smoothing),
+        average(then.wants_pcpus, wants, smoothing),
+        average(then.would_pcpus, would, smoothing),
+        seen_s,
+        alone_pcpus,
+        calm_s,
+        job_s,
+        then.state,
+        then.state_text,
+        then.too_slow,
+        then.slow_text,
     )
 
 
-def _alone(job: BatchJob, followed: Followed) -> tuple[float | None, AloneBy]:
+def _alone(job: BatchJob, learnt_pcpus: float | None, calm_s: float) -> tuple[float | None, AloneBy]:
     if job.alone_pcpus is not None:
         return job.alone_pcpus, AloneBy.REGISTERED
-    if followed.alone_pcpus is not None and followed.calm_s >= LEAST_CALM_S:
-        return followed.alone_pcpus, AloneBy.LEARNT
+    if learnt_pcpus is not None and calm_s >= LEAST_CALM_S:
+        return learnt_pcpus, AloneBy.LEARNT
     return None, AloneBy.UNKNOWN
 
 
@@ -201,7 +207,7 @@ def _status(view: VmView, job: BatchJob, now: Followed, account: Account | None,
     slowdown = None
     if would >= LEAST_PCPUS:
         slowdown = min(max(would / got, 1.0), MOST_SLOWDOWN) if got > 0 else MOST_SLOWDOWN
-    alone_pcpus, alone_by = _alone(job, now)
+    alone_pcpus, alone_by = _alone(job, now.alone_pcpus, now.calm_s)
     status = BatchVm(
         view.name,
         round(got, 3),

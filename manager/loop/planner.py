@@ -10,7 +10,6 @@ from functools import partial
 from manager.control.batch import BatchMemory, guard_batch
 from manager.control.batch_claims import divide_by_claims
 from manager.control.batch_membership import plan_batch_group
-from manager.control.batch_progress import Account, BatchProgress, CpuUsed, accounts_text, follow, read_accounts
 from manager.control.ceiling_plan import CeilingState, plan_disk_ceilings
 from manager.control.deadline_weights import DividedThen
 from manager.control.disk_plan import DiskState, plan_disks
@@ -30,6 +29,7 @@ from manager.control.placer import (
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.scheduling_plan import plan_scheduling
 from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
+from manager.loop.batch_following import BatchFollowing
 from manager.loop.cache_reading import NOTHING_DECIDED, CacheDecided
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Reading
@@ -49,7 +49,7 @@ from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, Family, Knob, KnobK
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
-from manager.model.registration import VmClass, VmSpec
+from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS
 from policies.base import Policy, RememberingPolicy
 
@@ -109,8 +109,7 @@ class Planner:
         self._memory: tuple[str, Memory] = ("", None)
         self.kept: PolicyKept | None = None  # what the last decision is to leave behind
         self.batch = BatchMemory()  # this and the warps: as of the last decision
-        self.progress = BatchProgress()
-        self._accounts_read = False
+        self.following = BatchFollowing()
         self._divided = DividedThen()
         self.warp = NO_WARPS
         self.cache = NOTHING_DECIDED
@@ -129,12 +128,7 @@ class Planner:
         """Notes of policy and warps at the last decision: severity and kind of the event, and the text."""
         notes = [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
         hints = [(Severity.WARNING, "warp", self.warp.note), (Severity.INFO, "batch-group", self._outside)]
-        return (*notes, *(hint for hint in hints if hint[2]), *self.progress.notes)
-
-    @property
-    def jobs(self) -> str | None:
-        """Since when the work of batch VMs counts, for the next start of the agent; None: as it was noted before."""
-        return accounts_text(self.progress.accounts) if self._accounts_read else None
+        return (*notes, *(hint for hint in hints if hint[2]), *self.following.progress.notes)
 
     def forget_notes(self) -> None:
         """Nothing is decided any more."""
@@ -142,13 +136,14 @@ class Planner:
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
         self.cache = NOTHING_DECIDED
         self.batch = BatchMemory()
-        self.progress, self._divided = BatchProgress(accounts=self.progress.accounts), DividedThen()
+        self.following.forget()
+        self._divided = DividedThen()
         self._memory_state, self._disk_state, self._network_state = MemoryState(), DiskState(), NetworkState()
         self._ceilings = CeilingState()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
-        self._follow(snapshot, specs, reading, journal)
+        progress = self.following.look(snapshot, specs, reading, journal.jobs)
         decision = self._decide(snapshot, journal)
         if isinstance(decision, Problem):
             self.explanations = ()
@@ -156,7 +151,7 @@ class Planner:
         self.explanations = decision.explanations
         decision, limited = limit_decision(decision, self._limits)
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
-        faring = {vm.vm: vm for vm in self.progress.vms}
+        faring = {vm.vm: vm for vm in progress.vms}
         decision, self._divided = divide_by_claims(decision, snapshot, faring, self._divided)
         self.cache = CacheDecided(decision.ways, decision.bandwidths, decision.on_trial)
         grouped = plan_batch_group(decision, snapshot)
@@ -222,18 +217,6 @@ class Planner:
             *([Problem(ProblemKind.WARP, self.warp.problem)] if self.warp.problem else ()),
         )
         return Planned(partial(resolve, wishes, snapshot, uuids), problems, self._follows_from(wishes, snapshot))
-
-    def _follow(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> None:
-        """How batch VMs fare, whatever is decided."""
-        if not self._accounts_read:
-            self._accounts_read = True
-            self.progress = BatchProgress(accounts=_accounts(journal.jobs))
-        used = {
-            spec.name: CpuUsed(state.instance, state.cpu_ns / 1e9)
-            for domain, spec in specs.items()
-            if spec.vm_class is VmClass.BATCH and (state := reading.states.get(domain)) is not None
-        }
-        self.progress = follow(snapshot, used, self.progress)
 
     def _pinned_now(self, reading: Reading, specs: Mapping[str, VmSpec], journal: Journal) -> Mapping[str, Pinned]:
         """The same object while nothing has changed."""
@@ -306,15 +289,6 @@ class Planner:
         except Exception as error:  # noqa: BLE001 - a third party's may raise anything; it can begin anew
             log.warning("policy %r begins anew: what it kept is not understood: %s", name, error)
             return None
-
-
-def _accounts(text: str) -> Mapping[str, Account]:
-    """Since when work counts, as an agent before this one noted it."""
-    try:
-        return read_accounts(text)
-    except (ValueError, TypeError, KeyError) as error:
-        log.warning("the work of batch VMs counts anew: what was noted is not understood: %s", error)
-        return {}
 
 
 def _placing(snapshot: Snapshot, decision: Decision) -> Snapshot:

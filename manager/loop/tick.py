@@ -241,7 +241,7 @@ class ControlLoop:
 
     def _keep(self) -> tuple[Problem, ...]:
         """Before anything is written: a trial that kills the agent, or its host, is known of when it starts again."""
-        kept, jobs = self._planner.kept, self._planner.jobs
+        kept, jobs = self._planner.kept, self._planner.following.jobs
         try:
             if jobs is not None:
                 self.journal.note_jobs(jobs)
@@ -293,7 +293,7 @@ class ControlLoop:
             problems=problems,
             written=applied.written,
             batch=self._planner.batch,
-            batch_vms=self._planner.progress.vms,
+            batch_vms=self._planner.following.progress.vms,
             warp=self._planner.warp,
             warp_counters=counters,
             cache=cache,

@@ -68,3 +68,12 @@ def test_without_the_job_weights_are_alike_again(busy: Rig) -> None:
     pass_time(busy, 2)
     assert busy.value("render") == busy.value("other")
     assert busy.value("render", Knob.WEIGHT) == 2
+
+
+def test_how_they_fare_is_looked_at_every_few_seconds_and_at_once_when_a_job_changes(busy: Rig) -> None:
+    pass_time(busy, 10)
+    seen = [pass_time(busy, 1).batch_vms for _ in range(10)]
+    assert len({id(vms) for vms in seen}) in {2, 3}
+    assert seen[-1][0].got_pcpus == pytest.approx(0.25, abs=0.01)
+    busy.assignment = replace(busy.assignment, vms=tuple(replace(vm, job=None) for vm in busy.assignment.vms))
+    assert {vm.state for vm in pass_time(busy, 1).batch_vms} == {None}
