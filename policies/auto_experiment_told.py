@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from manager.control.hold_experiment import NOBODY, HoldExperiment, HoldFinding
+from manager.model.decision import ShownCause
 from manager.model.numbers import duration
 from manager.model.units import percent
 from policies.auto_experiment import Experiments
@@ -26,6 +27,14 @@ def told_experiments(
             "If that stays so, an experiment comes next" if acts else "In mode enforce, an experiment would follow"
         )
         yield f"{upcoming}: {_by_turns(suspects)}, which shows who slows {application}."
+
+
+def shown_cause(experiments: Experiments, application: str, now_s: float) -> ShownCause | None:
+    """Who was shown to slow an application, for those who tell its likely cause."""
+    finding = experiments.shown.get(application)
+    if finding is None:
+        return None
+    return ShownCause(finding.neighbour, finding.fall, finding.confidence, max(now_s - finding.at_s, 0.0))
 
 
 def _running(running: HoldExperiment) -> str:

@@ -15,7 +15,7 @@ from manager.model.host import WeightScale
 from manager.model.numbers import digits, duration
 from manager.model.registration import Application, Mode
 from manager.model.units import percent
-from policies.auto_experiment_told import told_experiments
+from policies.auto_experiment_told import shown_cause, told_experiments
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
 from policies.auto_room import AVERAGED_S, LASTING_S, MOST_LOST
@@ -78,7 +78,9 @@ def explain(snapshot: Snapshot, decided: Decided) -> Iterator[Explanation]:
     host = _Host(decided, snapshot.steady_s, vms, leaving, at_risk, enforced(snapshot.vms))
     for view in snapshot.applications:
         if view.application.name in vms:
-            yield Explanation(view.application.name, " ".join(_sentences(host, view.application)))
+            name = view.application.name
+            cause = shown_cause(decided.now.experiments, name, snapshot.steady_s)
+            yield Explanation(name, " ".join(_sentences(host, view.application)), cause)
 
 
 def _sentences(host: _Host, application: Application) -> Iterator[str]:

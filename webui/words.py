@@ -160,8 +160,10 @@ def badge(state: str, kind: str) -> Badge:
 
 
 def cause(evidence: Mapping[str, Any]) -> str:
-    """The likely cause that evidence names."""
-    return CAUSES[evidence["verdict"]].format_map({name: value or "" for name, value in evidence.items()})
+    """The likely cause that evidence names, or the one that was shown by experiment."""
+    text = CAUSES[evidence["verdict"]].format_map({name: value or "" for name, value in evidence.items()})
+    confidence = evidence.get("confidence")
+    return text if confidence is None else f"{text}, shown by experiment (confidence {100 * confidence:.1f} %)"
 
 
 def rate(value: float | None) -> str:

@@ -30,7 +30,7 @@ from manager.control.budget import (
 )
 from manager.control.error_budget import Judged
 from manager.control.series import HostStep, Line, VmLines, host_lines
-from manager.control.violation_case import Case, HostTicks, Measure, Verdict
+from manager.control.violation_case import Case, HostTicks, Measure, ShownNeighbour, Verdict
 from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
 from manager.model.fields import Count, Name, Schema, timestamp
@@ -39,6 +39,7 @@ from manager.model.registration import Sla, VmClass
 from manager.model.verdict import VerdictKind
 from manager.protocol.report import VmStatus
 from manager.store.applications import application_with_past, applications_of
+from manager.store.explanations import explanations_of
 from manager.store.history import (
     MAX_TICKS,
     MeasuredPast,
@@ -150,6 +151,9 @@ class EvidenceOut(Schema):
     verdict: VerdictKind
     vm: Name | None = Field(description="the noisy neighbour")
     host: Name | None
+    confidence: float | None = Field(
+        ge=0, le=1, description="of a noisy neighbour that was shown by experiment; null: it is likely, not shown"
+    )
     evidence: tuple[str, ...]
     measures: tuple[Measure, ...]
 
@@ -260,6 +264,7 @@ def evidence_api(context: ManagerContext) -> RouteGroup:
             verdict=verdict.kind,
             vm=verdict.vm,
             host=verdict.host,
+            confidence=verdict.confidence,
             evidence=verdict.evidence,
             measures=verdict.measures,
         )
@@ -407,7 +412,15 @@ def _case(
         vcpus[vm["name"]] = count = VmStatus.model_validate_json(vm["status"]).vcpus
         limits[vm["name"]] = min(count, vm["max_pcpus"] or count)
     max_rate_rps = sla.max_rate_rps if sla else None
-    return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, vm_classes(session))
+    shown = _shown(session, row, begun, timestamp(violation.end_s))
+    return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, vm_classes(session), shown)
+
+
+def _shown(session: Session, row: ApplicationRow, start: datetime, end: datetime) -> ShownNeighbour | None:
+    """Who was shown by experiment to slow the application in a violation, of several hosts by the latest."""
+    causes = [each.cause for each in explanations_of(session, [row.id]).get(row.name, ()) if each.cause is not None]
+    shown = [cause for cause in causes if cause.speaks_of(start, end)]
+    return max(shown, key=lambda cause: (cause.at, cause.host), default=None)
 
 
 def _contain_any(vms: frozenset[str], ticks: tuple[TickRecord, ...]) -> bool:

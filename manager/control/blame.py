@@ -14,7 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from manager.control.resource_blame import blame_resources, looked_at
-from manager.control.violation_case import LEAST_TICKS, MAIN_PART, RISEN, Case, HostTicks, Measure, Verdict
+from manager.control.violation_case import (
+    LEAST_TICKS,
+    MAIN_PART,
+    RISEN,
+    Case,
+    HostTicks,
+    Measure,
+    ShownNeighbour,
+    Verdict,
+)
 from manager.model.records import FULL_VCPU, TickRecord, VcpuTick, VmTick
 from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
@@ -90,11 +99,11 @@ def blame(case: Case) -> Verdict:
     """The verdict on a violation."""
     servers = [server for host in case.hosts for server in _servers(host, case.vms)]
     worst = max(servers, key=lambda server: (server.part, server.waited, *server.order), default=None)
-    if case.rate_rps is not None and case.max_rate_rps is not None and case.rate_rps > case.max_rate_rps:
-        rates = f"{case.rate_rps:.3g} req/s exceeds the agreed {case.max_rate_rps:.3g} req/s, so the SLA does not apply"
-        if worst is None:
-            return Verdict(VerdictKind.OVERLOAD, (rates,))
-        return worst.verdict(VerdictKind.OVERLOAD, rates, worst.waiting)
+    over = _above_agreed(case, worst)
+    if over is not None:
+        return over
+    if case.shown is not None:
+        return _shown(case, case.shown, worst)
     if worst is None:
         return Verdict(VerdictKind.UNKNOWN, (_why_nothing(case),))
     silent = sorted({server.host.host for server in servers if not server.host.waits_known})
@@ -105,6 +114,29 @@ def blame(case: Case) -> Verdict:
     if worst.part >= MATERIAL and worst.waited >= WAIT_PER_VCPU * vcpus:
         return _neighbour(case, worst)
     return _self_inflicted(case, servers, worst)
+
+
+def _above_agreed(case: Case, worst: _ServingVm | None) -> Verdict | None:
+    """The verdict where more comes than was agreed."""
+    if case.rate_rps is None or case.max_rate_rps is None or case.rate_rps <= case.max_rate_rps:
+        return None
+    rates = f"{case.rate_rps:.3g} req/s exceeds the agreed {case.max_rate_rps:.3g} req/s, so the SLA does not apply"
+    if worst is None:
+        return Verdict(VerdictKind.OVERLOAD, (rates,))
+    return worst.verdict(VerdictKind.OVERLOAD, rates, worst.waiting)
+
+
+def _shown(case: Case, shown: ShownNeighbour, worst: _ServingVm | None) -> Verdict:
+    """The verdict where an experiment has named the neighbour: what correlates with the violation does not count."""
+    kind = (case.classes or {}).get(shown.vm)
+    name = f"{kind} VM {shown.vm}" if kind else f"VM {shown.vm}"
+    why = (
+        f"shown by experiment: response times fell by {percent(1 - math.exp(-shown.fall))} while {name} was held back"
+        f" (confidence {percent(shown.confidence, 1)})"
+    )
+    evidence = (why,) if worst is None else (why, worst.waiting)
+    measures = () if worst is None else worst.measures
+    return Verdict(VerdictKind.NEIGHBOUR, evidence, shown.vm, shown.host, measures, shown.confidence)
 
 
 def _self_inflicted(case: Case, servers: Sequence[_ServingVm], worst: _ServingVm) -> Verdict:

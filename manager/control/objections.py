@@ -9,6 +9,8 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.decision import (
+    MOST_AGE_S,
+    MOST_FALL,
     BandwidthGoal,
     CpusGoal,
     Decision,
@@ -16,6 +18,7 @@ from manager.model.decision import (
     IdleGoal,
     Note,
     QuotaGoal,
+    ShownCause,
     Snapshot,
     WaysGoal,
     WeightGoal,
@@ -43,14 +46,14 @@ def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
     if decision.ways != () or decision.explanations != ():
         applications = {view.application.name for view in snapshot.applications}
         yield from _of_goals(decision.ways, _WAYS, applications, online)
-        yield from _of_explanations(decision.explanations, applications)
+        yield from _of_explanations(decision.explanations, applications, vms)
 
 
 def _are_notes(notes: object) -> bool:
     return isinstance(notes, tuple) and all(isinstance(note, Note) for note in notes)
 
 
-def _of_explanations(explanations: object, known: Collection[str]) -> Iterator[str]:
+def _of_explanations(explanations: object, known: Collection[str], vms: Collection[str]) -> Iterator[str]:
     if not isinstance(explanations, tuple):
         yield f"holds {explanations!r} instead of explanations"
         return
@@ -59,11 +62,25 @@ def _of_explanations(explanations: object, known: Collection[str]) -> Iterator[s
         if not (isinstance(each, Explanation) and isinstance(each.application, str) and isinstance(each.text, str)):
             yield f"holds {each!r} instead of an explanation"
             return
+        if each.cause is not None:
+            yield from _of_cause(each.application, each.cause, vms)
         if each.application not in known:
             yield f"explains application {each.application!r}, which is not a managed application of this host"
         if each.application in named:
             yield f"explains application {each.application!r} twice"
         named.add(each.application)
+
+
+def _of_cause(application: str, cause: object, vms: Collection[str]) -> Iterator[str]:
+    if not isinstance(cause, ShownCause):
+        yield f"holds {cause!r} instead of the shown cause of {application!r}"
+        return
+    if cause.vm not in vms:
+        yield f"names VM {cause.vm!r} as the cause of {application!r}, which is not a managed VM of this host"
+    for field, most in (("fall", MOST_FALL), ("confidence", 1.0), ("age_s", MOST_AGE_S)):
+        value = getattr(cause, field)
+        if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= most:
+            yield f"gives the cause of {application!r} the {field} {value!r}; use one from 0 to {most:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -32,12 +33,36 @@ class HostTicks:
     during: tuple[TickRecord, ...]
 
 
+SHOWN_BEFORE, SHOWN_AFTER = timedelta(minutes=10), timedelta(minutes=30)
+"""An experiment speaks of violations that last until so long before its end, or begin until so long after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownNeighbour:
+    """A VM that an experiment on ``host``, which ended at ``at``, has shown to slow an application.
+
+    While it was held back, ln(percentile) was lower by ``fall``; ``confidence``, 0 .. 1: 1 minus the probability that
+    a VM that makes no difference is named.
+    """
+
+    vm: str
+    host: str
+    fall: float
+    confidence: float
+    at: datetime
+
+    def speaks_of(self, start: datetime, end: datetime) -> bool:
+        """Whether a violation from ``start`` to ``end`` was under way in about the time of the experiment."""
+        return start <= self.at + SHOWN_AFTER and end >= self.at - SHOWN_BEFORE
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """An application that violates its SLA: its VMs, its rate then, and the ticks of the hosts of its VMs.
 
     ``vcpus`` and ``limits_pcpus`` (CPU seconds a second that a VM may use) are by VM, where known; ``classes`` are of
-    all registered VMs. The rates are None where nobody knows them, or none was agreed.
+    all registered VMs. The rates are None where nobody knows them, or none was agreed. ``shown``: who was shown by
+    experiment to slow it then.
     """
 
     application: str
@@ -48,6 +73,7 @@ class Case:
     vcpus: Mapping[str, int] | None = None
     limits_pcpus: Mapping[str, float] | None = None
     classes: Mapping[str, VmClass] | None = None
+    shown: ShownNeighbour | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +110,14 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``vm`` is the noisy neighbour; ``host`` where it happened. ``evidence`` are sentences with numbers."""
+    """``vm`` is the noisy neighbour; ``host`` where it happened. ``evidence`` are sentences with numbers.
+
+    ``confidence``: of a neighbour that was shown by experiment; None: the verdict is likely, not shown.
+    """
 
     kind: VerdictKind
     evidence: tuple[str, ...]
     vm: str | None = None
     host: str | None = None
     measures: tuple[Measure, ...] = ()
+    confidence: float | None = None

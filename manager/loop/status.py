@@ -9,6 +9,7 @@ from manager.control.resolve import WARP_KNOBS
 from manager.control.tick_means import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
+from manager.model.decision import ShownCause
 from manager.model.fields import as_text, timestamp
 from manager.model.job import BatchVm
 from manager.model.knobs import HOST_UUID, Knob, KnobValue, knob_text
@@ -30,6 +31,7 @@ from manager.protocol.report import (
     GuardStatus,
     KnobChange,
     KnobStatus,
+    ShownCauseStatus,
     TickStatus,
     VcpusStatus,
     VmStatus,
@@ -188,9 +190,16 @@ def tick_status(
         cache=_cache(result),
         resources=result.kept_resources,
         explanations=[
-            ExplanationStatus(application=each.application, text=as_text(each.text)) for each in result.explanations
+            ExplanationStatus(application=each.application, text=as_text(each.text), cause=_cause(each.cause))
+            for each in result.explanations
         ],
     )
+
+
+def _cause(cause: ShownCause | None) -> ShownCauseStatus | None:
+    if cause is None:
+        return None
+    return ShownCauseStatus(vm=cause.vm, fall=cause.fall, confidence=cause.confidence, age_s=cause.age_s)
 
 
 def _busy_vcpus(result: TickResult) -> list[VcpusStatus]:

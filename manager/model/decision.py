@@ -165,15 +165,34 @@ class Note:
     text: str
 
 
+MOST_FALL, MOST_AGE_S = 100.0, 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCause:
+    """A VM that an experiment of the policy, ``age_s`` seconds ago, has shown to slow an application.
+
+    While it was held back, ln(percentile) was lower by ``fall``; ``confidence``, 0 .. 1: 1 minus the probability that
+    a VM that makes no difference is named. Up to MOST_FALL and MOST_AGE_S.
+    """
+
+    vm: str
+    fall: float
+    confidence: float
+    age_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What a policy does for an application, what that brought and cost, and what comes next, in a few sentences.
 
-    It is that of the latest decision, and is shown for as long as it is given.
+    It is that of the latest decision, and is shown for as long as it is given. ``cause``: who slows the application,
+    where an experiment has shown it.
     """
 
     application: str
     text: str
+    cause: ShownCause | None = None
 
 
 Memory = object | None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from manager.model.decision import MOST_AGE_S, MOST_FALL
 from manager.model.fields import (
     Count,
     DomainName,
@@ -190,11 +191,25 @@ class VcpusStatus(Schema):
     waited: list[Share] = Field(max_length=MOST_VCPUS, description="vCPU wait (steal): wanted to run, but had no pCPU")
 
 
+class ShownCauseStatus(Schema):
+    """A VM that an experiment of the policy has shown to slow an application."""
+
+    vm: Name
+    fall: float = Field(ge=0, le=MOST_FALL, description="of ln(percentile) while the VM was held back")
+    confidence: float = Field(ge=0, le=1, description="1 minus the probability that a harmless VM is named")
+    age_s: float = Field(ge=0, le=MOST_AGE_S, description="how long before the tick the experiment ended")
+
+
 class ExplanationStatus(Schema):
     """What the policy of a host does for an application, and why."""
 
     application: Name
     text: Text
+    cause: ShownCauseStatus | None = Field(
+        default=None,
+        exclude_if=lambda cause: cause is None,
+        description="who slows the application, shown by experiment; absent: nobody was shown to",
+    )
 
 
 class TickStatus(Schema):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from manager.control.violation_case import ShownNeighbour
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 
 
 @dataclass(frozen=True, slots=True)
 class HostExplanation:
-    """That of one host, by the policy that was in force at its tick ``at``, an RFC 3339 time."""
+    """That of one host, by the policy that was in force at its tick ``at``, an RFC 3339 time.
+
+    ``cause``: who slows the application, where an experiment of the policy has shown it.
+    """
 
     host: str
     policy: str
     at: str
     text: str
+    cause: ShownNeighbour | None = None
 
 
 def explanations_of(session: Session, numbers: Collection[int]) -> dict[str, list[HostExplanation]]:
@@ -43,5 +50,13 @@ def explanations_of(session: Session, numbers: Collection[int]) -> dict[str, lis
         for each in of_host or ():  # an older agent reports none
             if (each["application"], host_id) in pairs:
                 of_application = explanations.setdefault(each["application"], [])
-                of_application.append(HostExplanation(host, policy, at, each["text"]))
+                cause = _shown(host, at, each.get("cause"))
+                of_application.append(HostExplanation(host, policy, at, each["text"], cause))
     return explanations
+
+
+def _shown(host: str, at: str, cause: Mapping[str, Any] | None) -> ShownNeighbour | None:
+    if cause is None:
+        return None
+    ended = datetime.fromisoformat(at) - timedelta(seconds=cause["age_s"])
+    return ShownNeighbour(cause["vm"], host, cause["fall"], cause["confidence"], ended)

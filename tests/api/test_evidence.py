@@ -8,6 +8,7 @@ import pytest
 
 from manager.model.histogram import Histogram
 from tests.api.conftest import CAPABILITIES, HOST, Api, moment, report, status, tick_of, window
+from tests.api.conftest import tick as tick_now
 
 WORSE_S = -60
 """When ``hog`` began to run, and the SLA of 10 ms to be violated."""
@@ -173,3 +174,21 @@ def test_what_was_registered_when_the_violation_began_counts(site: Api) -> None:
     site.ok("PUT", "/vms/web-1", {"class": "critical"})
     site.ok("DELETE", "/vms/web-1")
     assert site.ok("GET", "/applications/shop/evidence")["vm"] == "hog"
+
+
+def test_who_was_shown_by_experiment_is_named_with_its_confidence(site: Api) -> None:
+    tell(site, CALM, WORSE)
+    assert site.ok("GET", "/applications/shop/evidence")["confidence"] is None
+    cause = {"vm": "db-1", "fall": 0.5, "confidence": 0.992, "age_s": 30.0}
+    explanations = [{"application": "shop", "text": "It is slowed.", "cause": cause}]
+    tick = tick_now(at=moment(0), explanations=explanations)
+    site.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1", vcpus=2)], tick=tick))
+    found = site.ok("GET", "/applications/shop/evidence", role="viewer")
+    assert (found["verdict"], found["vm"], found["host"], found["confidence"]) == ("neighbour", "db-1", HOST, 0.992)
+    assert "shown by experiment" in found["evidence"][0]
+    [told] = site.ok("GET", "/applications/shop")["explanations"]
+    assert told["cause"] == {"vm": "db-1", "fall": 0.5, "confidence": 0.992, "at": moment(-30)}
+    cause["age_s"] = 7200.0
+    site.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1", vcpus=2)], tick=tick))
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["vm"], found["confidence"]) == ("hog", None), "two hours ago it was another violation"

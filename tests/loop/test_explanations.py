@@ -9,9 +9,9 @@ import pytest
 
 from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
-from manager.model.decision import Decision, Explanation
+from manager.model.decision import Decision, Explanation, ShownCause
 from manager.model.registration import Application, Mode, Tier
-from manager.protocol.report import TickStatus
+from manager.protocol.report import ShownCauseStatus, TickStatus
 from tests.loop.test_decided_knobs import TheRig
 
 
@@ -37,6 +37,15 @@ def test_it_is_reported_for_as_long_as_it_is_given(told: TheRig) -> None:
     assert reported(told.decide(explaining)) == {"shop": "told: 1"}
     assert reported(told.decide(explaining)) == {"shop": "told: 2"}
     assert reported(told.decide(lambda _why: Decision())) == {}
+
+
+def test_a_cause_that_was_shown_is_reported(told: TheRig) -> None:
+    shown = ShownCause("web", 0.5, 0.992, 12.5)
+    result = told.decide(lambda why: Decision(explanations=(Explanation("shop", why, shown),)))
+    status = TickStatus.model_validate_json(tick_status(result, 0, 0, True).model_dump_json())
+    assert [each.cause for each in status.explanations] == [
+        ShownCauseStatus(vm="web", fall=0.5, confidence=0.992, age_s=12.5)
+    ]
 
 
 def test_none_is_left_of_a_policy_that_fails_or_whose_host_is_released(told: TheRig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.control.blame import blame
-from manager.control.violation_case import Case, HostTicks, Verdict
+from manager.control.violation_case import Case, HostTicks, ShownNeighbour, Verdict
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import VmClass
 from manager.model.verdict import VerdictKind
@@ -227,3 +228,35 @@ def test_a_host_twice_as_large_with_all_twice_as_much_is_the_same_case(seen: Cas
     )
     once = replace(seen, vcpus={"web": 2, "web-2": 1})
     assert verdict(blame(twice)) == verdict(blame(once))
+
+
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SHOWN = ShownNeighbour("db", "kvm1", 0.5, 0.9922, AT)
+
+
+def test_who_was_shown_by_experiment_is_named_whatever_correlates() -> None:
+    seen = case(ticks(CALM), ticks(uses(web=WAITING, hog=(0.6, 0))), shown=SHOWN)
+    found = blame(seen)
+    assert (found.kind, found.vm, found.host, found.confidence) == (VerdictKind.NEIGHBOUR, "db", "kvm1", 0.9922)
+    assert found.evidence[0] == (
+        "shown by experiment: response times fell by 39 % while critical VM db was held back (confidence 99.2 %)"
+    )
+    assert "vCPU wait" in found.evidence[1]
+    correlated = blame(replace(seen, shown=None))
+    assert (correlated.vm, correlated.confidence) == ("hog", None)
+
+
+def test_without_ticks_the_experiment_still_speaks_but_not_of_load_above_what_was_agreed() -> None:
+    seen = case([], [], shown=SHOWN)
+    assert blame(seen).vm == "db"
+    over = blame(replace(seen, rate_rps=41, max_rate_rps=30))
+    assert (over.kind, over.confidence) == (VerdictKind.OVERLOAD, None)
+
+
+@pytest.mark.parametrize(
+    ("begins_min", "ends_min", "speaks"),
+    [(-60, -11, False), (-60, -9, True), (-5, 5, True), (29, 60, True), (31, 60, False)],
+)
+def test_an_experiment_speaks_of_violations_about_its_time(begins_min: int, ends_min: int, speaks: bool) -> None:
+    begins, ends = AT + timedelta(minutes=begins_min), AT + timedelta(minutes=ends_min)
+    assert SHOWN.speaks_of(begins, ends) is speaks

@@ -19,6 +19,7 @@ from manager.model.decision import (
     Explanation,
     IdleGoal,
     QuotaGoal,
+    ShownCause,
     Snapshot,
     VmView,
     WaysGoal,
@@ -53,9 +54,17 @@ def bandwidths(*goals: tuple[object, object]) -> Decision:
     return Decision(bandwidths=tuple(BandwidthGoal(vm, share, "why") for vm, share in goals))  # type: ignore[arg-type]
 
 
+SHOWN = ShownCause("crunch", 0.5, 0.99, 30.0)
+
+
+def shown(cause: object) -> Decision:
+    return Decision(explanations=(Explanation("shop", "", cause),))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "decision",
     [
+        shown(SHOWN),
         replace(bandwidths(("crunch", 0.25)), on_trial=True),
         bandwidths(("crunch", 1)),
         bandwidths(),
@@ -104,13 +113,31 @@ def test_valid_decisions(decision: Decision) -> None:
         (Decision(explanations=("shop",)), "holds 'shop' instead of an explanation"),
         (
             Decision(explanations=(Explanation("shop", None),)),  # type: ignore[arg-type]
-            "holds Explanation(application='shop', text=None) instead of an explanation",
+            "holds Explanation(application='shop', text=None, cause=None) instead of an explanation",
         ),
         (
             Decision(explanations=(Explanation("ghost", ""),)),
             "explains application 'ghost', which is not a managed application of this host",
         ),
         (Decision(explanations=(Explanation("shop", ""),) * 2), "explains application 'shop' twice"),
+        (shown("crunch"), "holds 'crunch' instead of the shown cause of 'shop'"),
+        (
+            shown(ShownCause("ghost", 0.5, 0.99, 1.0)),
+            "names VM 'ghost' as the cause of 'shop', which is not a managed VM of this host",
+        ),
+        *(
+            (
+                shown(replace(SHOWN, **{field: value})),
+                f"gives the cause of 'shop' the {field} {value!r}; use one from 0 to {most}",
+            )
+            for field, value, most in (
+                ("fall", -0.1, "100"),
+                ("fall", float("nan"), "100"),
+                ("confidence", 1.01, "1"),
+                ("confidence", None, "1"),
+                ("age_s", True, "1e+09"),
+            )
+        ),
         (Decision(bandwidths=[]), "holds [] instead of bandwidth goals"),
         (bandwidths(("web", 0.5)), "names batch VM 'web', which is not a managed batch VM of this host"),
         (bandwidths(("crunch", 0.5), ("crunch", 0.1)), "limits the bandwidth of batch VM 'crunch' twice"),

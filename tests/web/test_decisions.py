@@ -8,7 +8,7 @@ import pytest
 
 from manager.model.histogram import Histogram
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, event, record, report, tick_of, window
+from tests.api.conftest import HOST, event, record, report, tick, tick_of, window
 from tests.web.desk import Browser, Desk, Page
 
 
@@ -132,19 +132,28 @@ def test_the_likely_cause_is_asked_where_the_sla_was_violated(shop: Desk) -> Non
 def test_the_noisy_neighbour_is_named_with_the_evidence(shop: Desk) -> None:
     shop.api.ok("PUT", "/vms/crunch", {"class": "batch"})
 
-    def tick(second: int, crunch: float, waited: float) -> dict[str, Any]:
+    def busy(second: int, crunch: float, waited: float) -> dict[str, Any]:
         vms = [
             {"vm": "web-1", "cpu_share": 0.25, "run_delay_share": waited, "weight": 100, "mode": "enforce"},
             {"vm": "crunch", "cpu_share": crunch, "run_delay_share": 0.5, "weight": 100, "mode": "enforce"},
         ]
         return tick_of(second, vms=vms)
 
-    ticks = [tick(second, 0.05, 0.01) for second in (-20, -15, -10, -5)] + [tick(s, 0.6, 0.9) for s in (10, 15, 20)]
+    ticks = [busy(second, 0.05, 0.01) for second in (-20, -15, -10, -5)] + [busy(s, 0.6, 0.9) for s in (10, 15, 20)]
     told(shop, ticks=ticks, windows=[slow(end) for end in (10, 15, 20)])
     page = shop.browser(Role.VIEWER).get("/decisions/cause?application=shop")
     assert page.status == 200
     assert "Noisy neighbour: crunch on kvm1." in page.text
     assert "batch VM crunch rose from 5.0 % to 60.0 %" in page.text
+
+
+def test_who_was_shown_by_experiment_is_named_with_the_confidence(shop: Desk) -> None:
+    cause = {"vm": "db-1", "fall": 0.5, "confidence": 0.992, "age_s": 5.0}
+    explanations = [{"application": "shop", "text": "It is slowed.", "cause": cause}]
+    told(shop, windows=[slow(10)], tick=tick(explanations=explanations))
+    page = shop.browser(Role.VIEWER).get("/decisions/cause?application=shop")
+    assert "Noisy neighbour: db-1 on kvm1, shown by experiment (confidence 99.2 %)." in page.text
+    assert "response times fell by 39 % while" in page.text
 
 
 def test_without_evidence_nobody_is_named(shop: Desk) -> None:

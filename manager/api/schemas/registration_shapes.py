@@ -76,6 +76,15 @@ class WindowOut(Schema):
     )
 
 
+class ShownNeighbourOut(Schema):
+    """A VM that an experiment of the policy has shown to slow the application."""
+
+    vm: Name
+    fall: float = Field(description="of ln(percentile) while the VM was held back")
+    confidence: float = Field(ge=0, le=1, description="1 minus the probability that a harmless VM is named")
+    at: AwareDatetime = Field(description="end of the experiment")
+
+
 class ExplanationOut(Schema):
     """What the policy of a host does for an application, what that brought and cost, and what comes next."""
 
@@ -83,6 +92,7 @@ class ExplanationOut(Schema):
     policy: Name
     at: AwareDatetime = Field(description="time of the tick that it is of")
     text: Text
+    cause: ShownNeighbourOut | None = Field(description="null: nobody was shown by experiment to slow it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
