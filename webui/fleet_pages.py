@@ -9,7 +9,7 @@ from flask import Response, request
 from manager.api.auth import VIEWER, allow
 from webui import rest
 from webui.drawing import Part, spark, split
-from webui.host_view import host_health
+from webui.host_view import FAILING, host_health
 from webui.rest import Json
 from webui.site import is_fragment, now_s, page, site, web
 from webui.words import BADGES
@@ -25,17 +25,19 @@ ORDERS: Mapping[str, str] = {
 }
 _MINUTES = 10
 _MOST_URGENT = 5
+MOST_HOSTS = 12
+"""Hosts on the first page, the worst first; the page of hosts has all."""
 
 
 @web.get("/")
 @allow(VIEWER)
 def fleet() -> Response:
-    """All applications and hosts."""
+    """Applications and hosts, the worst first."""
     asked = {name: request.args.get(name, "") for name in ("state", "host", "search", "sort")}
     wanted = {name: value for name, value in asked.items() if value}
     offset = request.args.get("offset", 0, int)
     rows = PAGE_ROWS if is_fragment() else FIRST_ROWS
-    answer = rest.get("/fleet", **wanted, offset=offset, limit=rows, minutes=_MINUTES)
+    answer = rest.get("/fleet", **wanted, offset=offset, limit=rows, hosts_limit=MOST_HOSTS, minutes=_MINUTES)
     hosts, applications = answer["hosts"], answer["applications"]
     health = {host["name"]: host_health(host, now_s(), site().context.slot_s) for host in hosts}
     return page(
@@ -52,7 +54,9 @@ def fleet() -> Response:
         },
         attention=_attention(applications),
         health=health,
-        failing=[name for name, (badge, _) in health.items() if badge.colour == "violated"],
+        failing=[name for name, (badge, _) in health.items() if badge.colour == "violated"][:_MOST_URGENT],
+        failing_hosts=sum(answer["hosts_health"][health] for health in FAILING),
+        hosts_registered=sum(answer["hosts_health"].values()),
         splits={host["name"]: cpu_split(host["tick"]) for host in hosts if host["tick"]},
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Response, request
@@ -9,12 +11,16 @@ from flask import Response, request
 from manager.api.auth import VIEWER, allow
 from manager.api.history_routes import HostHistoryOut
 from manager.model.cpus import parse_cpus
+from manager.model.host_health import HostHealth
 from manager.model.traffic import MOST_SERVICES
 from webui import rest
 from webui.cpu_map import USES, draw_map
+from webui.drawing import Part
 from webui.fleet_pages import cpu_split
 from webui.host_view import (
+    HEALTH_WORDS,
     Contact,
+    Heard,
     batch_lines,
     cache_lines,
     controls,
@@ -28,27 +34,69 @@ from webui.host_view import (
 )
 from webui.rest import Json, RequestRefused
 from webui.site import csv_file, is_fragment, now_s, page, site, web
+from webui.words import Badge
 
 CSV_STEPS = 2000
 MINUTES = (5, 15, 30, 60)
+PAGE_HOSTS = 48
+"""Hosts on a page of their list."""
+CHOICES = 100
+"""Hosts to choose from on a page that estimates; others are reached from their own pages."""
+HOST_ORDERS: Mapping[str, str] = {"worst": "worst first", "name": "name", "load": "CPU use, highest first"}
+HOST_GROUPS: Mapping[str, str] = {"health": "health", "policy": "policy", "mode": "mode"}
 _COLUMNS = tuple(HostHistoryOut.model_json_schema()["$defs"]["HostStep"]["properties"])
+
+
+@dataclass(frozen=True, slots=True)
+class HostCard:
+    """A host in the list: how its agent is heard of, its health, whose its CPU time was, and its group.
+
+    ``group``: the value, as the interface counts it, and its heading.
+    """
+
+    host: Json
+    heard: Heard
+    health: tuple[Badge, str]
+    split: tuple[Part, ...]
+    group: tuple[str, str]
 
 
 @web.get("/hosts")
 @allow(VIEWER)
 def hosts() -> Response:
-    """All hosts, those that are not heard of first."""
+    """Hosts, the worst first, or as they are asked for."""
+    asked = {name: request.args.get(name, "") for name in ("health", "search", "policy", "mode", "sort", "group")}
+    wanted = {name: value for name, value in asked.items() if value}
+    offset = request.args.get("offset", 0, int)
+    answer = rest.get("/fleet/hosts", **wanted, offset=offset, limit=PAGE_HOSTS)
     rows = [
-        (
+        HostCard(
             host,
             heard(host, now_s()),
             host_health(host, now_s(), site().context.slot_s),
-            host["tick"] and cpu_split(host["tick"]),
+            cpu_split(host["tick"]) if host["tick"] else (),
+            _group(host, asked["group"]),
         )
-        for host in rest.every("/hosts")
+        for host in answer["items"]
     ]
-    rows.sort(key=lambda row: (row[1].contact is not Contact.SILENT, row[0]["name"]))
-    return page("hosts.html", rows=rows)
+    return page(
+        "hosts.html",
+        rows=rows,
+        answer=answer,
+        asked=asked,
+        wanted=wanted,
+        offset=offset,
+        size=PAGE_HOSTS,
+        orders=HOST_ORDERS,
+        grouped_by=HOST_GROUPS,
+        health_words=HEALTH_WORDS,
+    )
+
+
+def _group(host: Json, group: str) -> tuple[str, str]:
+    """The group of a host, as the interface counts it, and its heading; both empty without groups."""
+    value = str(host[group]) if group in HOST_GROUPS else ""
+    return value, HEALTH_WORDS[HostHealth(value)] if group == "health" else value
 
 
 @web.get("/hosts/<name>")
@@ -126,15 +174,16 @@ def what_if() -> Response:
             estimate = rest.get(rest.at("hosts", host, "what-if"), policy=policy, minutes=minutes)
         except RequestRefused as refused:
             refusal = refused
-    hosts = [] if is_fragment() else list(rest.every("/hosts"))
-    if hosts and not host:
+    known = {} if is_fragment() else _choices(host)
+    if known and not host:
         application = request.args.get("application")
-        runs = {vm["status_host"] for vm in rest.every("/vms", application=application)} if application else ()
+        runs = {vm["status_host"] for vm in rest.every("/vms", application=application)} if application else set()
+        known |= _choices(*sorted(runs - {None}))
 
         def last(one: Json) -> tuple[bool, bool]:
             return heard(one, now_s()).contact is not Contact.LIVE, one["name"] not in runs
 
-        host = min(hosts, key=last)["name"]
+        host = min(known.values(), key=last)["name"]
     return page(
         "what_if.html",
         host=host,
@@ -143,6 +192,16 @@ def what_if() -> Response:
         choices=MINUTES,
         estimate=estimate,
         refused=refusal,
-        hosts=[(row["name"], row["policy"]) for row in hosts],
+        hosts=[(name, known[name]["policy"]) for name in sorted(known)],
         policies=[] if is_fragment() else list(rest.every("/policies")),
     )
+
+
+def _choices(*names: str) -> dict[str, Json]:
+    """Hosts to choose from, by name: the first by name, and those of ``names`` that there are."""
+    hosts = {row["name"]: row for row in rest.get("/fleet/hosts", sort="name", limit=CHOICES)["items"]}
+    for name in names:
+        if name and name not in hosts:
+            found = rest.get("/fleet/hosts", search=name, sort="name", limit=CHOICES)["items"]
+            hosts |= {row["name"]: row for row in found if row["name"] == name}
+    return hosts

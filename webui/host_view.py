@@ -11,6 +11,7 @@ from typing import Any
 from manager.control.watching import suggested_target_ms
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
+from manager.model.host_health import HostHealth
 from manager.model.knobs import DISK_WEIGHTS, PINS, WARPS, Knob, knob_name, settings_shown
 from manager.model.numbers import milliseconds
 from manager.model.resource_use import resources_of
@@ -29,6 +30,18 @@ _BESIDES_CPU: Mapping[str, tuple[Knob, ...]] = {
     "Uplink shares": (Knob.EGRESS_GROUP,),
 }
 """Controls of memory, disks and uplinks, and the settings of VMs that they are."""
+
+
+FAILING = (HostHealth.SILENT, HostHealth.NO_LIBVIRT)
+"""Hosts that need help."""
+HEALTH_WORDS: Mapping[HostHealth, str] = {
+    HostHealth.SILENT: "silent",
+    HostHealth.NO_LIBVIRT: "no libvirt",
+    HostHealth.ERRORS: "errors",
+    HostHealth.SLOW: "slow ticks",
+    HostHealth.NEVER_REPORTED: "never reported",
+    HostHealth.HEALTHY: "healthy",
+}
 
 
 class Contact(StrEnum):

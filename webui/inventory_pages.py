@@ -16,11 +16,12 @@ from manager.model.registration import VmIn
 from webui import rest
 from webui.editing_pages import KINDS
 from webui.filled import Sheet, check
-from webui.rest import Json
+from webui.rest import Json, RequestRefused
 from webui.site import page, web
 from webui.words import label_of
 
-_MOST_ROWS = 200
+_ROWS = 100
+"""Of each kind on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +46,36 @@ class Candidate:
         return body | ({"class": self.vm_class} if self.vm_class else {})
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A part of the list of a kind: ``next`` is the ``after`` of the next part, None after the last one."""
+
+    rows: Sequence[Json]
+    after: str
+    next: str | None
+
+
 @web.get("/registered")
 @allow(OPERATOR)
 def registered() -> AnyResponse:
-    """All that is registered; ``search`` is a part of a name."""
+    """What is registered, in parts.
+
+    ``search`` is a part of names; arguments named as kinds say where the parts of these begin.
+    """
     search = request.args.get("search", "").strip()
-    lists = {path: [row for row in rest.every(f"/{path}") if search.lower() in row["name"].lower()] for path in KINDS}
+    lists = {kind: _part(kind, search, request.args.get(kind, "")) for kind in KINDS}
     return page(
         "registered.html",
         lists=lists,
-        most=_MOST_ROWS,
         search=search,
-        done=_done(request.args, lists),
+        done=_done(request.args),
         picked="picked" in request.args,
     )
+
+
+def _part(kind: str, search: str, after: str) -> Listed:
+    answer = rest.get(f"/{kind}", search=search or None, cursor=after or None, limit=_ROWS)
+    return Listed(answer["items"], after, answer["next"])
 
 
 @web.route("/registered/pick", methods=["GET", "POST"])
@@ -121,12 +138,22 @@ def _refusal(row: Candidate) -> str:
     return f"there is a VM named {row.name!r} already" if taken else sheet.detail
 
 
-def _done(given: Mapping[str, str], lists: Mapping[str, Sequence[Json]]) -> Json | None:
+def _done(given: Mapping[str, str]) -> Json | None:
     """What the page before did, told only as far as it is seen to be so: anybody can make a link to this page."""
     for how in ("saved", "deleted"):
         kind, name = KINDS.get(given.get(how, "")), given.get("name", "")
         if kind is not None:
-            there = any(row["name"] == name for row in lists[kind.path])
+            there = _is_registered(kind.at(name))
             if there == (how == "saved"):
                 return {"what": kind.word, "name": name, "how": f"is {how}", "control": there}
     return None
+
+
+def _is_registered(path: str) -> bool:
+    try:
+        rest.get(path)
+    except RequestRefused as refused:
+        if refused.status in {HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            return False
+        raise
+    return True

@@ -13,7 +13,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
 from manager.api.merge import named, patched
 from manager.api.paging import NAME, Page, part, read_cursor
-from manager.api.queries import Conditions, NamePath, PageQuery
+from manager.api.queries import Conditions, NamePath, SearchQuery
 from manager.api.sample_routes import window_out
 from manager.api.schemas.registration_shapes import ApplicationOut, ExplanationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
@@ -38,10 +38,10 @@ def applications_api(context: ManagerContext) -> RouteGroup:
         return answer(application, 201 if created else 200, row.etag)
 
     @api.at("GET /applications", VIEWER)
-    def list_applications(query: PageQuery) -> Page[ApplicationOut]:
+    def list_applications(query: SearchQuery) -> Page[ApplicationOut]:
         """All applications by name."""
         with database.reading() as session:
-            rows = page(session, ApplicationRow, read_cursor(query, NAME), query.limit + 1)
+            rows = page(session, ApplicationRow, read_cursor(query, NAME), query.limit + 1, query.search)
             return part(Page[ApplicationOut], query, _applications_out(session, context, rows), attrgetter("name"))
 
     @api.at("GET /applications/<name>", VIEWER, ApplicationOut)

@@ -1,35 +1,42 @@
-"""The fleet at a glance: all applications with their SLA, and all hosts."""
+"""The fleet at a glance: applications with their SLA, and hosts, the worst of either first."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
+from manager.api.fleet_overview import ApplicationGlance, FleetOverview
 from manager.control.budget import HOUR_S
 from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
-from manager.control.sla import sla_state, watched_percentile
+from manager.control.host_order import HostFilter, HostGroup, HostSort, count_groups, count_health, ordered
+from manager.control.sla import watched_percentile
 from manager.model.fields import Count, Name, Schema, Text, timestamp
+from manager.model.host_health import GlancedHost, HostHealth
 from manager.model.registration import Mode, Sla
-from manager.model.window import Burn, SlaState, Window
+from manager.model.window import Burn, SlaState
 from manager.protocol.report import TickStatus
+from manager.store.application_glances import hosts_of, running_on
 from manager.store.error_budgets import Rolled
-from manager.store.models import ApplicationRow, HostRow
-from manager.store.recent_percentiles import RecentPercentiles, RecentSlot, serving_hosts
-from manager.store.windows import latest_windows
+from manager.store.models import HostRow
+from manager.store.recent_percentiles import RecentPercentiles, RecentSlot
 
 _STEPS = 60
 _UNROLLED = timedelta(minutes=10)
 """Slots of this period may not be rolled up yet."""
-_WORST_FIRST = (SlaState.VIOLATED, SlaState.AT_RISK, SlaState.NO_DATA, SlaState.MET)
+
+
+SearchText = Annotated[str, Field(max_length=63)]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+Offset = Annotated[int, Field(ge=0, le=1_000_000, description="how many to skip")]
 
 
 class FleetQuery(Schema):
@@ -37,13 +44,14 @@ class FleetQuery(Schema):
 
     state: SlaState | None = None
     host: Name | None = Field(default=None, description="one of its VMs runs there")
-    search: Annotated[str, Field(max_length=63)] | None = Field(default=None, description="part of the name")
+    search: SearchText | None = Field(default=None, description="part of the name")
     sort: Literal["worst", "name", "used", "rate"] = Field(
         default="worst",
         description="worst: by state, then as used; used: measured time / target, highest first; rate: highest first",
     )
-    limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    offset: Annotated[int, Field(ge=0, le=1_000_000, description="how many to skip")] = 0
+    limit: Limit = 100
+    offset: Offset = 0
+    hosts_limit: Annotated[int, Field(ge=0, le=1000)] = Field(default=100, description="most hosts, the worst first")
     minutes: Annotated[int, Field(ge=1, le=60, description="how far back `points_ms` goes")] = 10
 
 
@@ -82,10 +90,33 @@ class FleetHost(Schema):
     silent: bool = Field(description="it has not reported for `silent_intervals`")
     agent_version: Text | None
     tick: TickStatus | None
+    health: HostHealth = Field(description="silent and no_libvirt need help, errors and slow a look")
+
+
+class FleetHostQuery(Schema):
+    """Filter and order of hosts."""
+
+    health: HostHealth | None = None
+    search: SearchText | None = Field(default=None, description="part of the name")
+    policy: Name | None = None
+    mode: Mode | None = None
+    sort: HostSort = Field(default="worst", description="worst: by health; load: busy share of pCPUs, highest first")
+    group: HostGroup | None = Field(default=None, description="sort by this first, and count each group")
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+class FleetHostsOut(Schema):
+    """The requested hosts, and their number by health and group."""
+
+    items: list[FleetHost]
+    matching: Count = Field(description="hosts that match the filter")
+    health: dict[HostHealth, Count] = Field(description="hosts that match the filter except `health`, by health")
+    groups: dict[str, Count] = Field(description="hosts that match the filter, by group; empty without `group`")
 
 
 class FleetOut(Schema):
-    """The requested applications, their number by state, and all hosts."""
+    """The requested applications and their number by state, and the hosts that need attention before others."""
 
     applications: list[FleetApplication]
     matching: Count = Field(description="applications that match the filter")
@@ -94,88 +125,87 @@ class FleetOut(Schema):
     registered: Count = Field(description="all applications")
     step_s: float = Field(description="length of a step of `points_ms`, in seconds")
     until: AwareDatetime = Field(description="end of the last step")
-    hosts: list[FleetHost]
+    hosts: list[FleetHost] = Field(description="at most `hosts_limit`, the worst first")
+    hosts_health: dict[HostHealth, Count] = Field(description="all hosts, by health")
 
 
-_HOST_COLUMNS = [getattr(HostRow, name) for name in FleetHost.model_fields]
-
-
-@dataclass(frozen=True, slots=True)
-class _Glance:
-    """An application with its latest window; ``measured_ms`` is the percentile of its SLA."""
-
-    row: ApplicationRow
-    sla: Sla | None
-    state: SlaState
-    window: Window | None
-    hosts: Sequence[str]
-    measured_ms: float | None
-
-    @property
-    def rate_rps(self) -> float | None:
-        """Requests per second."""
-        return self.window.rate_rps if self.window else None
-
-    def place(self, sort: str) -> tuple[float | str, ...]:
-        """Its sort key; unknown values are last."""
-        used = self.measured_ms / self.sla.response_time_ms if self.measured_ms is not None and self.sla else -1.0
-        rate = -1.0 if self.rate_rps is None else self.rate_rps
-        by = {"worst": (_WORST_FIRST.index(self.state), -used), "name": (), "used": (-used,), "rate": (-rate,)}
-        return (*by[sort], self.row.name)
+_STORED = [name for name in FleetHost.model_fields if name != "health"]
+_HOST_COLUMNS = [getattr(HostRow, name) for name in _STORED]
 
 
 def fleet_api(context: ManagerContext) -> RouteGroup:
     """The route of the fleet."""
     api = RouteGroup("fleet", "All applications and hosts at a glance.")
-    recent = RecentPercentiles()
-
-    def look(row: ApplicationRow, window: Window | None, hosts: Sequence[str]) -> _Glance:
-        sla = row.sla
-        state = sla_state(window, sla, context.clock(), context.stale_s, context.min_samples)
-        measured_ms = window.percentile_ms(watched_percentile(sla)) if window else None
-        return _Glance(row, sla, state, window, hosts, measured_ms)
+    recent, overview = RecentPercentiles(), FleetOverview(context)
 
     @api.at("GET /fleet", VIEWER)
     def get_fleet(query: FleetQuery) -> FleetOut:
-        """All applications with their SLA, and all hosts."""
+        """Applications with their SLA, and hosts, the worst first."""
         now = context.now()
         with context.database.reading() as session:
-            rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
-            latest = latest_windows(session, rows, context.slot_length, context.latest)
-            hosts = serving_hosts(session)
-            glances = [look(row, latest.get(row.name), hosts.get(row.id, ())) for row in rows]
-            asked = [glance for glance in glances if _is_asked(glance, query)]
+            seen = overview.of(session)
+            here = None if query.host is None else running_on(session, query.host)
+            asked = [glance for glance in seen.applications if _is_asked(glance, query.search, here)]
             matching = [glance for glance in asked if query.state in {None, glance.state}]
             matching.sort(key=lambda glance: glance.place(query.sort))
             answered = matching[query.offset : query.offset + query.limit]
             since = now - timedelta(minutes=query.minutes)
-            percentiles = {glance.row.id: watched_percentile(glance.sla) for glance in answered}
+            percentiles = {glance.number: watched_percentile(glance.sla) for glance in answered}
             series = recent.of(session, percentiles, min(since, now - _UNROLLED), now)
             rolled = context.budgets.of(session, percentiles, now)
-            host_rows = session.execute(select(*_HOST_COLUMNS).order_by(HostRow.name)).all()
+            hosts_by_number = hosts_of(session, percentiles)
+            hosts = _hosts(session, ordered(seen.hosts, HostFilter())[: query.hosts_limit])
         step = (now - since) / _STEPS
         applications = []
-        for application in answered:
-            slots = series[application.row.id]
-            windows = _windows(context, application, rolled[application.row.id], slots)
-            applications.append(_application(context, application, _points(slots, since, step), windows))
+        for glance in answered:
+            slots = series[glance.number]
+            windows = _windows(context, glance, rolled[glance.number], slots)
+            points = _points(slots, since, step)
+            applications.append(_application(context, glance, hosts_by_number.get(glance.number, ()), points, windows))
         return FleetOut(
             applications=applications,
             matching=len(matching),
             states=dict.fromkeys(SlaState, 0) | Counter(glance.state for glance in asked),
             attainment_target=context.attainment_target,
-            registered=len(rows),
+            registered=len(seen.applications),
             step_s=step.total_seconds(),
             until=now,
-            hosts=[FleetHost.model_validate(row, from_attributes=True) for row in host_rows],
+            hosts=hosts,
+            hosts_health=count_health(seen.hosts, HostFilter()),
+        )
+
+    @api.at("GET /fleet/hosts", VIEWER)
+    def get_fleet_hosts(query: FleetHostQuery) -> FleetHostsOut:
+        """Hosts with their health, the worst first."""
+        wanted = HostFilter(query.search, query.health, query.policy, query.mode)
+        with context.database.reading() as session:
+            seen = overview.of(session).hosts
+            matching = ordered(seen, wanted, query.sort, query.group)
+            items = _hosts(session, matching[query.offset : query.offset + query.limit])
+        return FleetHostsOut(
+            items=items,
+            matching=len(matching),
+            health=count_health(seen, wanted),
+            groups=count_groups(matching, query.group) if query.group else {},
         )
 
     return api
 
 
-def _is_asked(glance: _Glance, query: FleetQuery) -> bool:
-    named = query.search is None or query.search.lower() in glance.row.name.lower()
-    return named and query.host in {None, *glance.hosts}
+def _is_asked(glance: ApplicationGlance, search: str | None, numbers: Collection[int] | None) -> bool:
+    named = search is None or search.lower() in glance.application.name.lower()
+    return named and (numbers is None or glance.number in numbers)
+
+
+def _hosts(session: Session, wanted: Sequence[GlancedHost]) -> list[FleetHost]:
+    """All that a glance shows of these hosts, in their order; those that are gone meanwhile are left out."""
+    numbers = [host.number for host in wanted]
+    rows = {row.id: row for row in session.execute(select(HostRow.id, *_HOST_COLUMNS).where(HostRow.id.in_(numbers)))}
+    found = [(host, rows[host.number]) for host in wanted if host.number in rows]
+    return [
+        FleetHost.model_validate({"health": host.health} | {name: getattr(row, name) for name in _STORED})
+        for host, row in found
+    ]
 
 
 def _points(slots: Mapping[datetime, RecentSlot], since: datetime, step: timedelta) -> list[float | None]:
@@ -189,7 +219,7 @@ def _points(slots: Mapping[datetime, RecentSlot], since: datetime, step: timedel
 
 
 def _windows(
-    context: ManagerContext, glance: _Glance, rolled: Rolled, slots: Mapping[datetime, RecentSlot]
+    context: ManagerContext, glance: ApplicationGlance, rolled: Rolled, slots: Mapping[datetime, RecentSlot]
 ) -> dict[float, Judged]:
     """The intervals of each window: those rolled up, and the slots since then."""
     windows, now, sla = dict(rolled.windows), context.now(), glance.sla
@@ -203,11 +233,15 @@ def _windows(
 
 
 def _application(
-    context: ManagerContext, glance: _Glance, points: list[float | None], windows: Mapping[float, Judged]
+    context: ManagerContext,
+    glance: ApplicationGlance,
+    hosts: Sequence[str],
+    points: list[float | None],
+    windows: Mapping[float, Judged],
 ) -> FleetApplication:
     target = context.attainment_target
     return FleetApplication(
-        name=glance.row.name,
+        name=glance.application.name,
         sla=glance.sla,
         sla_state=glance.state,
         measured_ms=glance.measured_ms,
@@ -217,6 +251,6 @@ def _application(
         budget_remaining=windows[PERIOD_S].budget_remaining(target),
         burn_rate=windows[HOUR_S].burn_rate(target),
         burning=burning(windows, target),
-        hosts=list(glance.hosts),
+        hosts=list(hosts),
         points_ms=points,
     )

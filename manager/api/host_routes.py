@@ -15,7 +15,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
 from manager.api.merge import named, patched
 from manager.api.paging import Page, part, part_by_name, read_cursor
-from manager.api.queries import Conditions, DomainQuery, NamePath, PageQuery, ServiceQuery
+from manager.api.queries import Conditions, DomainQuery, NamePath, PageQuery, SearchQuery, ServiceQuery
 from manager.api.schemas.registration_shapes import DomainOut, HostOut, MergePatch, ServiceOut
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
@@ -69,7 +69,7 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
         return answer(host_out(row), 201 if created else 200, row.etag)
 
     @api.at("GET /hosts", VIEWER)
-    def list_hosts(query: PageQuery) -> Page[HostOut]:
+    def list_hosts(query: SearchQuery) -> Page[HostOut]:
         """All hosts by name."""
         return part_by_name(Page[HostOut], query, database, HostRow, host_out)
 
@@ -151,7 +151,8 @@ def reported_api(context: ManagerContext) -> RouteGroup:
         with database.reading() as session:
             if host is not None:
                 get(session, HostRow, host)
-            rows = list_domains(session, host, query.registered, read_cursor(query, _DOMAIN), query.limit + 1)
+            after, most = read_cursor(query, _DOMAIN), query.limit + 1
+            rows = list_domains(session, host, query.registered, after, most, query.search)
         return part(Page[DomainOut], query, rows, itemgetter(0, 1))
 
     @api.at("GET /hosts/<name>/domains", VIEWER_OR_OWN_HOST)

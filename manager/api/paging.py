@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from manager.api.queries import PageQuery
+from manager.api.queries import PageQuery, SearchQuery
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
 from manager.model.fields import Moment, Schema, Text, json_of
@@ -80,7 +80,8 @@ def part_by_name(
     table: type[Row],
     item: Callable[[Row], Item] | None = None,
 ) -> Page[Item]:
-    """A page of all registered objects of a kind, by name."""
+    """A page of the registered objects of a kind, by name; of a ``SearchQuery`` of those that it asks for."""
+    search = query.search if isinstance(query, SearchQuery) else None
     with database.reading() as session:
-        rows = page(session, table, read_cursor(query, NAME), query.limit + 1)
+        rows = page(session, table, read_cursor(query, NAME), query.limit + 1, search)
     return part(kind, query, rows, attrgetter("name"), item)

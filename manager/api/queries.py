@@ -29,7 +29,13 @@ class PageQuery(Schema):
     )
 
 
-class VmQuery(PageQuery):
+class SearchQuery(PageQuery):
+    """Which page of a list by name, and of which names."""
+
+    search: Annotated[str, Field(max_length=63)] | None = Field(default=None, description="part of the name")
+
+
+class VmQuery(SearchQuery):
     """Which VMs."""
 
     host: Name | None = Field(default=None, description="registered for this host, or last seen on it")
@@ -37,7 +43,7 @@ class VmQuery(PageQuery):
     application: Name | None = None
 
 
-class DomainQuery(PageQuery):
+class DomainQuery(SearchQuery):
     """Which running domains."""
 
     registered: bool | None = Field(default=None, description="true: only registered, false: only unregistered")

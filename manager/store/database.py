@@ -219,7 +219,7 @@ def lock_registrations(session: Session) -> None:
 
     Writers on SQLite are alone anyway.
     """
-    if _is_postgresql(session):
+    if is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
     insert = insert_for(session, RevisionRow).values(id=1, number=time.time_ns() // 1000)
     following = RevisionRow.number + 1
@@ -238,10 +238,11 @@ def registration_revision(session: Session) -> int:
 
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT into ``table`` that can say what to do ON CONFLICT, in the words of the session's database."""
-    return postgresql.insert(table) if _is_postgresql(session) else sqlite.insert(table)
+    return postgresql.insert(table) if is_postgresql(session) else sqlite.insert(table)
 
 
-def _is_postgresql(session: Session) -> bool:
+def is_postgresql(session: Session) -> bool:
+    """Whether its database is PostgreSQL; else it is SQLite."""
     return session.get_bind().dialect.name == "postgresql"
 
 

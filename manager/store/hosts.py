@@ -97,12 +97,18 @@ def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -
 
 
 def list_domains(
-    session: Session, host: str | None, registered: bool | None, after: tuple[str, str] | None, limit: int
+    session: Session,
+    host: str | None,
+    registered: bool | None,
+    after: tuple[str, str] | None,
+    limit: int,
+    search: str | None = None,
 ) -> Sequence[Any]:
     """At most ``limit`` running domains by host and UUID: ``host``, ``libvirt_uuid``, ``libvirt_name``, and the VM it
     is ``registered_as``.
 
-    None means any host, registered or not, from the first. A UUID takes precedence over a name, as in the agents.
+    None means any host, registered or not, from the first, whatever its name; ``search`` is a part of the libvirt name.
+    A UUID takes precedence over a name, as in the agents.
     """
     by_uuid, by_name = aliased(VmRow), aliased(VmRow)
     vm = func.coalesce(by_uuid.name, by_name.name)
@@ -129,6 +135,8 @@ def list_domains(
         query = query.where(HostRow.name == host)
     if registered is not None:
         query = query.where(vm.is_not(None) if registered else vm.is_(None))
+    if search:
+        query = query.where(DomainRow.libvirt_name.icontains(search, autoescape=True))
     place = (HostRow.name, DomainRow.libvirt_uuid)
     if after is not None:
         query = query.where(tuple_(*place) > tuple_(*map(literal, after)))

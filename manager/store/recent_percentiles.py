@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from manager.store.models import HostRow, TierRow, TierVmRow, VmRow, VmStatusRow, WindowRow
+from manager.store.models import WindowRow
 from manager.store.windows import windows_at
 
 MOST_READ = 1000
@@ -100,23 +100,6 @@ class RecentPercentiles:
             number: {slot: RecentSlot(cached.value_ms, cached.state.samples) for slot, cached in line.items()}
             for number, line in lines.items()
         }
-
-
-def serving_hosts(session: Session) -> dict[int, list[str]]:
-    """Names of the hosts on which VMs of each application (row number) run, in order."""
-    query = (
-        select(TierRow.application_id, HostRow.name)
-        .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
-        .join(VmRow, VmRow.id == TierVmRow.vm_id)
-        .join(VmStatusRow, VmStatusRow.vm == VmRow.name)
-        .join(HostRow, HostRow.id == VmStatusRow.host_id)
-        .distinct()
-        .order_by(HostRow.name)
-    )
-    hosts: dict[int, list[str]] = {}
-    for number, host in session.execute(query):
-        hosts.setdefault(number, []).append(host)
-    return hosts
 
 
 def _renew(

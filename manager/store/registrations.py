@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest, NotFound
@@ -59,9 +59,15 @@ def by_name(query: Query, kind: type[Registered], after: str | None, limit: int)
     return query.order_by(kind.name).limit(limit)
 
 
-def page(session: Session, kind: type[Row], after: str | None, limit: int) -> Sequence[Row]:
-    """A page of all objects of a kind, see ``by_name``."""
-    return session.scalars(by_name(select(kind), kind, after, limit)).all()
+def page(session: Session, kind: type[Row], after: str | None, limit: int, search: str | None = None) -> Sequence[Row]:
+    """A page of all objects of a kind, see ``by_name``; with ``search`` of those that have it in their names."""
+    query = select(kind).where(has_in_name(kind, search)) if search else select(kind)
+    return session.scalars(by_name(query, kind, after, limit)).all()
+
+
+def has_in_name(kind: type[Registered], part: str) -> ColumnElement[bool]:
+    """Whether names have a part, in capitals or not. Names are ASCII."""
+    return kind.name.icontains(part, autoescape=True)
 
 
 def replace(

@@ -21,19 +21,23 @@ from manager.model.registration import VmClass, VmIn, VmSpec
 from manager.model.resource_use import VmResources
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
-from manager.store.registrations import Precondition, by_name, delete, get, not_found, replace, touch
+from manager.store.registrations import Precondition, by_name, delete, get, has_in_name, not_found, replace, touch
 from manager.store.vm_claims import drop_status_elsewhere
 from manager.store.vm_shares import VmShares, read_shares
 
 
 @dataclass(frozen=True, slots=True)
 class VmFilter:
-    """Which VMs to list; None means any. ``host``: registered for it, or last seen on it."""
+    """Which VMs to list; None means any.
+
+    ``host``: registered for it, or last seen on it; ``search``: a part of the name.
+    """
 
     host: str | None = None
     vm_class: VmClass | None = None
     application: str | None = None
     names: frozenset[str] | None = None
+    search: str | None = None
 
 
 def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondition) -> tuple[VmRow, bool]:
@@ -119,6 +123,8 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
         query = query.where(ApplicationRow.name == wanted.application)
     if wanted.names is not None:
         query = query.where(VmRow.name.in_(wanted.names))
+    if wanted.search:
+        query = query.where(has_in_name(VmRow, wanted.search))
     return _mappings(session, by_name(query, VmRow, after, limit))
 
 

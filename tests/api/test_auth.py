@@ -77,6 +77,7 @@ ROUTES = [
     Route("POST /api/v1/hosts/<name>/admission", VIEWER, "/hosts/kvm1/admission", {"class": "batch", "vcpus": 1}),
     Route("GET /api/v1/hosts/<name>/what-if", VIEWER, "/hosts/kvm1/what-if?policy=equal"),
     Route("GET /api/v1/fleet", VIEWER, "/fleet"),
+    Route("GET /api/v1/fleet/hosts", VIEWER, "/fleet/hosts"),
     Route("GET /api/v1/decisions/story", VIEWER, "/decisions/story"),
     Route("GET /api/v1/policies", VIEWER, "/policies"),
     Route("GET /api/v1/policies/<name>", VIEWER, "/policies/equal"),

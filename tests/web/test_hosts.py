@@ -37,18 +37,45 @@ def test_an_empty_list_says_what_to_do(desk: Desk) -> None:
     assert "equipoise agent" in page.text
 
 
-def test_hosts_that_are_silent_come_first_and_those_that_never_reported_say_so(desk: Desk) -> None:
+def test_the_worst_hosts_come_first_and_those_that_never_reported_say_so(desk: Desk) -> None:
     desk.api.ok("PUT", "/hosts/kvm0", {})
     seen(desk)
     browser = desk.browser(Role.VIEWER)
     page = browser.get("/hosts")
-    assert [link.text for link in page.all("h2")[0:2]] == ["kvm0 ○ never reported", "kvm1 ▲ 2 errors in the last tick"]
+    assert [link.text for link in page.all("h2")[0:2]] == ["kvm1 ▲ 2 errors in the last tick", "kvm0 ○ never reported"]
     assert "No agent has ever reported from kvm0" in page.text
     desk.api.clock.now_s += 180
     notice_silence(desk.api)
     page = browser.get("/hosts")
     assert page.all("h2")[0].text == "kvm1 ✗ last seen 3 min ago"
     assert "Check that equipoise agent runs on kvm1" in page.text
+
+
+def test_hosts_are_searched_grouped_and_come_in_parts(desk: Desk) -> None:
+    for number in range(50):
+        policy = "fair" if number < 49 else "equal"
+        desk.api.ok("PUT", f"/hosts/kvm{number:02}", {"policy": policy})
+    browser = desk.browser(Role.VIEWER)
+    first = browser.get("/hosts?sort=name")
+    assert "1 to 48 of 50" in first.text
+    [following] = first.all("a", rel="next")
+    last = browser.get(following["href"])
+    assert "49 to 50 of 50" in last.text
+    assert [heading["id"] for heading in last.all("h2")] == ["host-kvm48", "host-kvm49"]
+    grouped = browser.get("/hosts?group=policy&search=KVM4")
+    assert [heading.text.strip() for heading in grouped.all("h2")] == ["equal 1", "fair 9"]
+    assert grouped.all("a", href="/hosts?policy=equal&search=KVM4&group=policy") or grouped.all(
+        "a", href="/hosts?search=KVM4&group=policy&policy=equal"
+    )
+    assert "No matching hosts" in browser.get("/hosts?health=silent").text
+
+
+def test_the_first_page_shows_few_hosts_and_leads_to_all(desk: Desk) -> None:
+    for number in range(13):
+        desk.api.ok("PUT", f"/hosts/kvm{number:02}", {})
+    page = desk.browser(Role.VIEWER).get("/")
+    assert len([item for item in page.all("li") if item.attributes.get("id", "").startswith("host-")]) == 12
+    assert [link.text for link in page.all("a", class_="button", href="/hosts")] == ["All 13 hosts"]
 
 
 def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:

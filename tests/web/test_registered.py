@@ -72,6 +72,18 @@ def test_everything_registered_is_listed_and_can_be_searched(desk: Desk, operato
     assert "No application has “WEB-2” in its name" in found.text
 
 
+def test_what_is_registered_comes_in_parts(desk: Desk, operator: Browser) -> None:
+    for number in range(101):
+        desk.api.ok("PUT", f"/vms/vm{number:03}", {"class": "batch"})
+    first = operator.get("/registered")
+    assert first.all("a", href="/registered/vms/vm099")
+    assert not first.all("a", href="/registered/vms/vm100")
+    [following] = first.all("a", rel="next")
+    second = operator.get(following["href"])
+    assert [link.text for link in second.all("a", href="/registered/vms/vm100")] == ["Edit vm100"]
+    assert not second.all("a", rel="next")
+
+
 def test_a_vm_is_registered_with_what_was_filled_in(desk: Desk, operator: Browser) -> None:
     given = operator.get("/registered/new/vms").filled(
         {"name": "cache", "class": "batch", "weight": "300", "pin": "false", "host": "kvm7"}

@@ -1,0 +1,107 @@
+"""The state of every host and application, for lists that show a few of them.
+
+To sort by state, or to count states, is to know all of them: of a host its last tick's errors, of an application its
+latest window. In a fleet above ``small_fleet`` hosts that is read at most twice an interval by a manager process, and
+whenever something was registered; of a smaller one for each request.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from manager.api.context import ManagerContext
+from manager.control.sla import sla_state, watched_percentile
+from manager.model.host_health import GlancedHost
+from manager.model.registration import Sla
+from manager.model.window import SlaState, Window, merge
+from manager.store.application_glances import GlancedApplication, list_applications
+from manager.store.database import registration_revision
+from manager.store.host_glances import count_hosts, read_glances
+from manager.store.windows import recent_windows
+
+_WORST_FIRST = (SlaState.VIOLATED, SlaState.AT_RISK, SlaState.NO_DATA, SlaState.MET)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationGlance:
+    """An application with its latest window; ``measured_ms`` is the percentile of its SLA."""
+
+    application: GlancedApplication
+    state: SlaState
+    window: Window | None
+    measured_ms: float | None
+
+    @property
+    def number(self) -> int:
+        """The application's row number."""
+        return self.application.number
+
+    @property
+    def sla(self) -> Sla | None:
+        """The application's SLA."""
+        return self.application.sla
+
+    @property
+    def rate_rps(self) -> float | None:
+        """Requests per second."""
+        return self.window.rate_rps if self.window else None
+
+    def place(self, sort: str) -> tuple[float | str, ...]:
+        """Its sort key; unknown values are last."""
+        used = self.measured_ms / self.sla.response_time_ms if self.measured_ms is not None and self.sla else -1.0
+        rate = -1.0 if self.rate_rps is None else self.rate_rps
+        by = {"worst": (_WORST_FIRST.index(self.state), -used), "name": (), "used": (-used,), "rate": (-rate,)}
+        return (*by[sort], self.application.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All hosts and applications, by name, as they were ``read_s`` on the steady clock."""
+
+    read_s: float
+    revision: int
+    hosts: tuple[GlancedHost, ...]
+    applications: tuple[ApplicationGlance, ...]
+
+
+class FleetOverview:
+    """Reads overviews, and keeps the last one. Thread-safe: who comes while one is read waits for it."""
+
+    def __init__(self, context: ManagerContext, steady: Callable[[], float] = time.monotonic) -> None:
+        self._context = context
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._last: Overview | None = None
+
+    def of(self, session: Session) -> Overview:
+        """The state of all, at most half an interval old."""
+        revision = registration_revision(session)
+        if count_hosts(session) <= self._context.small_fleet:
+            return self._read(session, revision)
+        with self._lock:
+            last = self._last
+            if last is None or last.revision != revision or self._steady() - last.read_s > self._context.slot_s / 2:
+                self._last = last = self._read(session, revision)
+            return last
+
+    def _read(self, session: Session, revision: int) -> Overview:
+        hosts = read_glances(session, self._context.slot_s)
+        return Overview(self._steady(), revision, tuple(hosts), self._look(session))
+
+    def _look(self, session: Session) -> tuple[ApplicationGlance, ...]:
+        context, applications = self._context, list_applications(session)
+        names = {application.number: application.name for application in applications}
+        recent = recent_windows(session, names, context.slot_length, 2, until=context.latest)
+        glances = []
+        for application in applications:
+            slots, sla = recent.get(application.name), application.sla
+            window = merge(slots) if slots else None
+            state = sla_state(window, sla, context.clock(), context.stale_s, context.min_samples)
+            measured_ms = window.percentile_ms(watched_percentile(sla)) if window else None
+            glances.append(ApplicationGlance(application, state, window, measured_ms))
+        return tuple(glances)

@@ -1,0 +1,143 @@
+"""Lists of a large fleet: problems first, page by page, and no more rows read than shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from manager.model.registration import Mode, VmClass
+from manager.store.models import ApplicationRow, HostRow, VmRow
+from tests.api.conftest import START, Api, tick
+from tests.statements import counted
+
+HOSTS = 60
+TICKS: dict[int, dict[str, Any]] = {
+    7: tick(errors=0, libvirt_connected=False),
+    8: tick(errors=3),
+    9: tick(errors=0, duration_ms=6000.0),
+}
+"""Of hosts with problems, by number; host 5 is silent, and host 6 never reported."""
+
+
+def fill(api: Api) -> None:
+    """A fleet above ``small_fleet``: hosts of two policies, as many VMs and applications."""
+    fixed = {"version": 1, "created_at": START, "updated_at": START}
+    numbers = range(1, HOSTS + 1)
+    hosts = [
+        {
+            **fixed,
+            "name": f"kvm{number:02}",
+            "mode": Mode.ENFORCE,
+            "policy": "equal" if number % 2 else "priority",
+            "pinning": False,
+            "silent": number == 5,
+            "last_seen_at": None if number == 6 else START,
+            "tick": None if number == 6 else TICKS.get(number, tick(errors=0, host_cpu_share=number / 100)),
+        }
+        for number in numbers
+    ]
+    applications = [{**fixed, "name": f"app-{number:02}"} for number in numbers]
+    vms = [{**fixed, "name": f"vm-{number:02}", "vm_class": VmClass.BATCH} for number in numbers]
+    with api.database.registering() as session:
+        for table, rows in ((HostRow, hosts), (ApplicationRow, applications), (VmRow, vms)):
+            session.execute(insert(table), rows)
+
+
+@pytest.fixture
+def fleet(api: Api) -> Api:
+    fill(api)
+    return api
+
+
+def names(api: Api, query: str) -> list[str]:
+    return [host["name"] for host in api.ok("GET", f"/fleet/hosts{query}", role="viewer")["items"]]
+
+
+def test_problems_come_first_and_are_counted(fleet: Api) -> None:
+    answer = fleet.ok("GET", "/fleet/hosts?limit=6", role="viewer")
+    assert [(host["name"], host["health"]) for host in answer["items"]] == [
+        ("kvm05", "silent"),
+        ("kvm07", "no_libvirt"),
+        ("kvm08", "errors"),
+        ("kvm09", "slow"),
+        ("kvm06", "never_reported"),
+        ("kvm01", "healthy"),
+    ]
+    assert answer["health"] == {
+        "silent": 1,
+        "no_libvirt": 1,
+        "errors": 1,
+        "slow": 1,
+        "never_reported": 1,
+        "healthy": HOSTS - 5,
+    }
+    assert answer["matching"] == HOSTS
+    first_page = fleet.ok("GET", "/fleet?hosts_limit=2")
+    assert [host["name"] for host in first_page["hosts"]] == ["kvm05", "kvm07"]
+    assert first_page["hosts_health"] == answer["health"]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("?sort=name&limit=2&offset=58", ["kvm59", "kvm60"]),
+        ("?sort=load&limit=4", ["kvm07", "kvm08", "kvm09", "kvm60"]),
+        ("?search=VM0&sort=name&limit=2&offset=7", ["kvm08", "kvm09"]),
+        ("?health=errors", ["kvm08"]),
+        ("?policy=priority&health=slow", []),
+        ("?group=policy&limit=3", ["kvm05", "kvm07", "kvm09"]),
+        ("?offset=60", []),
+    ],
+)
+def test_orders_filters_groups_and_parts_of_hosts(fleet: Api, query: str, expected: list[str]) -> None:
+    assert names(fleet, query)[: len(expected) or None] == expected
+
+
+def test_groups_are_counted_beyond_the_page(fleet: Api) -> None:
+    assert fleet.ok("GET", "/fleet/hosts?group=policy&limit=1")["groups"] == {"equal": 30, "priority": 30}
+
+
+@pytest.mark.parametrize("query", ["health=well", "sort=best", "group=rack", "limit=0", "offset=-1"])
+def test_a_bad_parameter_is_named(api: Api, query: str) -> None:
+    field = query.partition("=")[0]
+    assert api.refused(422, "GET", f"/fleet/hosts?{query}")["errors"][0]["field"] == field
+
+
+@pytest.mark.parametrize("path", ["/hosts", "/applications", "/vms"])
+def test_lists_by_name_can_be_searched_and_paged(fleet: Api, path: str) -> None:
+    first = fleet.ok("GET", f"{path}?search=1&limit=4")
+    assert [item["name"][-2:] for item in first["items"]] == ["01", "10", "11", "12"]
+    second = fleet.ok("GET", f"{path}?search=1&limit=4&cursor={first['next']}")
+    assert [item["name"][-2:] for item in second["items"]] == ["13", "14", "15", "16"]
+    assert fleet.ok("GET", f"{path}?search=%25")["items"] == [], "no wildcards"
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/fleet/hosts?limit=5&offset=20", 5),
+        ("/fleet/hosts?limit=5&search=kvm1&group=mode&sort=load", 5),
+        ("/fleet?limit=5&hosts_limit=3&sort=name", 8),
+        ("/hosts?limit=5&search=kvm", 6),
+        ("/applications?limit=5&search=app", 12),
+        ("/vms?limit=5&search=vm", 6),
+    ],
+)
+def test_a_part_reads_what_it_shows(get_api: Callable[[str], Api], path: str, most: int) -> None:
+    """Once the overview is kept. Besides: the token, the revision, and how many hosts there are; of an application also
+    its newest slot."""
+    api = get_api("postgresql")
+    fill(api)
+    api.ok("GET", "/fleet", role="viewer")
+    with counted(api.database) as count:
+        api.ok("GET", path, role="viewer")
+    assert 0 < count.rows <= most + 3
+
+
+def test_what_is_registered_shows_at_once_in_a_large_fleet(fleet: Api) -> None:
+    assert names(fleet, "?search=new") == []
+    fleet.ok("PUT", "/hosts/new", {})
+    assert names(fleet, "?search=new") == ["new"]

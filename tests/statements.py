@@ -1,0 +1,37 @@
+"""What a block asks of a database: how many statements, and how many rows they return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import event
+
+from manager.store.database import Database
+
+
+@dataclass(slots=True)
+class Counted:
+    """Statements, and the rows that they returned. SQLite's driver does not tell rows."""
+
+    statements: int = 0
+    rows: int = 0
+
+
+@contextmanager
+def counted(database: Database) -> Iterator[Counted]:
+    """Count those of the block."""
+    count = Counted()
+
+    def executed(_connection: Any, cursor: Any, *_rest: Any) -> None:
+        count.statements += 1
+        count.rows += max(cursor.rowcount, 0)
+
+    engine = database._engine
+    event.listen(engine, "after_cursor_execute", executed)
+    try:
+        yield count
+    finally:
+        event.remove(engine, "after_cursor_execute", executed)
