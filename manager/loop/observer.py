@@ -133,22 +133,23 @@ def read_host(
     for uuid, instance in instances.items():
         try:
             state = host.read(instance, afresh)
-            for family in families.get(uuid, _NO_FAMILIES):
-                values = host.knobs(instance, family)
-                if family is Family.MEMORY:
-                    memories[uuid] = tuple(values)
-                elif family is Family.DISK:
-                    disks[uuid] = tuple(values)
-                else:
-                    groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
-                own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
-                of_vm = {key: value for key, value in values.items() if key.uuid != HOST_UUID}
-                apart[uuid] = {**apart.get(uuid, {}), **of_vm}
+            of_family = {family: host.knobs(instance, family) for family in families.get(uuid, _NO_FAMILIES)}
             states[uuid] = state
         except VmVanished:
             continue
         except HostError as error:
             errors[uuid] = str(error)
+            continue
+        for family, values in of_family.items():  # only once all were read: there is no part of a VM
+            if family is Family.MEMORY:
+                memories[uuid] = tuple(values)
+            elif family is Family.DISK:
+                disks[uuid] = tuple(values)
+            else:
+                groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
+            own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
+            of_vm = {key: value for key, value in values.items() if key.uuid != HOST_UUID}
+            apart[uuid] = {**apart.get(uuid, {}), **of_vm}
     try:
         times: CpuTimes | None = host.cpu_times()
     except HostError as error:
