@@ -45,6 +45,13 @@ def disk_files(cache: Path, run: Runner) -> dict[str, bytes]:
     return {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
 
 
+def service_files(cache: Path, run: Runner) -> dict[str, bytes]:
+    """These modules, and memcached, which asks who root is."""
+    program = Path("/usr/bin/memcached")
+    found = disk_files(cache, run) | {"bin/memcached": program.read_bytes(), "etc/passwd": b"root:x:0:0::/:/bin/sh\n"}
+    return found | {target: source.read_bytes() for target, source in libraries(program, run).items()}
+
+
 def tail_files(_cache: Path, run: Runner) -> dict[str, bytes]:
     """Threads like those of VMs."""
     return {"bin/crowd": built(CROWD, run)}
@@ -73,7 +80,7 @@ def cgroup_v2_machine() -> Machine:
     return Machine(
         mounts=(("cgroup2", "/sys/fs/cgroup"),),
         packages=("pytest", "libvirt-python", "pydantic"),
-        files=disk_files,
+        files=service_files,
         qemu=fair_qemu,
         hardware=counting(instruction_ns=4, cpus=2),
         timeout_s=PATIENCE_S,

@@ -18,6 +18,7 @@ from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.model.host import Discovery, VmInstance
 from tests.host.conftest import REAL, QemuLike, remove_groups
+from tests.kernel.inside.cgroup_v2.modules import load_module
 
 CGROUPS = Path("/sys/fs/cgroup")
 SLICE = CGROUPS / "machine.slice"
@@ -147,6 +148,13 @@ def lay_out_slices() -> None:
 @pytest.fixture(scope="session")
 def systemd() -> None:
     lay_out_slices()
+
+
+@pytest.fixture(scope="session")
+def null_blk() -> None:
+    """A disk that answers each request a millisecond later, one at a time; more can be made of other kinds."""
+    load_module("configfs")
+    load_module("null_blk", "nr_devices=1 queue_mode=2 irqmode=2 completion_nsec=1000000 hw_queue_depth=1 gb=1")
 
 
 def start_process() -> QemuLike:

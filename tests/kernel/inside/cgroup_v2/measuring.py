@@ -1,12 +1,10 @@
-"""An agent that measures what VMs use after each tick, and the modules that its guest brings."""
+"""An agent that measures what VMs use after each tick."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
-from manager.host.files import LIBC, succeeded
 from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
@@ -14,16 +12,6 @@ from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
 from tests.kernel.inside.cgroup_v2.conftest import Vm, open_host
-
-MODULES = Path("/modules")
-FINIT_MODULE = {"x86_64": 313, "aarch64": 273}
-
-
-def load_module(name: str, parameters: str = "") -> None:
-    """finit_module(2)."""
-    module = os.open(MODULES / f"{name}.ko", os.O_RDONLY)
-    succeeded(LIBC.syscall(FINIT_MODULE[os.uname().machine], module, parameters.encode(), 0))
-    os.close(module)
 
 
 class MeasuringAgent:

@@ -17,7 +17,8 @@ from manager.model.knobs import DISK_WEIGHTS, UNLIMITED, Family, Knob, KnobKey
 from manager.model.resource_use import Weighing
 from manager.model.rules import DiskRules
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Vm, open_host, scope_name, start_process
-from tests.kernel.inside.cgroup_v2.measuring import MeasuringAgent, load_module
+from tests.kernel.inside.cgroup_v2.measuring import MeasuringAgent
+from tests.kernel.inside.cgroup_v2.modules import load_module
 
 SLICE = CGROUPS / "disks.slice"
 DISK = Path("/dev/nullb0")
@@ -28,9 +29,7 @@ WEIGHTED = DiskRules(weights=True)
 
 
 @pytest.fixture(scope="module")
-def disk() -> Iterator[Path]:
-    load_module("configfs")
-    load_module("null_blk", "nr_devices=1 queue_mode=2 irqmode=2 completion_nsec=1000000 hw_queue_depth=1 gb=1")
+def disk(null_blk: None) -> Iterator[Path]:
     load_module("bfq")
     SCHEDULER.write_text("bfq")
     yield DISK

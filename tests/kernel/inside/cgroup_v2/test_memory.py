@@ -5,7 +5,6 @@ The group above all VMs has less memory than they want together, and what is tak
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError
-from manager.host.files import LIBC, succeeded
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.rules import MemoryRules
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Vm, open_host, scope_name, start_process, try_write
-from tests.kernel.inside.cgroup_v2.measuring import MeasuringAgent, load_module
+from tests.kernel.inside.cgroup_v2.measuring import MeasuringAgent
+from tests.kernel.inside.cgroup_v2.modules import end_swap, load_module, make_swap
 
 MIB = 1 << 20
 HELD_MIB, GROWTH_MIB, SPARE_MIB = 24, 24, 8
@@ -28,15 +27,10 @@ DISK, DISK_KIB = Path("/dev/ram0"), 128 * 1024
 
 @pytest.fixture(scope="module")
 def swap() -> Iterator[None]:
-    """Its header is that of mkswap(8)."""
     load_module("brd", f"rd_nr=1 rd_size={DISK_KIB}")
-    page = bytearray(mmap.PAGESIZE)
-    page[1024:1032] = (1).to_bytes(4, "little") + (DISK_KIB * 1024 // mmap.PAGESIZE - 1).to_bytes(4, "little")
-    page[-10:] = b"SWAPSPACE2"
-    DISK.write_bytes(page)
-    succeeded(LIBC.swapon(str(DISK).encode(), 0))
+    make_swap(DISK, DISK_KIB * 1024)
     yield
-    succeeded(LIBC.swapoff(str(DISK).encode()))
+    end_swap(DISK)
 
 
 @pytest.fixture(scope="module")
