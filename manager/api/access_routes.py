@@ -30,7 +30,7 @@ from manager.api.schemas.access_shapes import (
 from manager.errors import InvalidRequest, SignInRefused
 from manager.store.access_models import TokenRow, UserRow
 from manager.store.audit import AuditFilter, list_audit
-from manager.store.decision_records import Position
+from manager.store.event_records import Position
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import create_join_token, described_join_token, join
 from manager.store.registrations import delete, get

@@ -46,14 +46,16 @@ from manager.protocol.headers import (
 from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
-from manager.store.decision_records import store_new, store_ticks
+from manager.store.decision_packs import store_decisions
+from manager.store.event_records import store_events
 from manager.store.hosts import put_findings, put_services, put_shares, replace_domains, reporting_host
 from manager.store.manager_clock import manager_behind_s
-from manager.store.models import DecisionRow, EventRow, HostRow
+from manager.store.models import HostRow
 from manager.store.registrations import get
 from manager.store.serving_hosts import served_until
 from manager.store.silent_hosts import note_clock
 from manager.store.source_rows import replace_source_statuses
+from manager.store.tick_packs import store_ticks
 from manager.store.vm_claims import RefusedVm, Reported, TakenStatuses, take_statuses
 from manager.store.vm_shares import forget_shares
 from manager.store.windows import replace_windows
@@ -229,7 +231,7 @@ def _take(
         row.capabilities = adapter_of(Capabilities).dump_python(body.capabilities, mode="json")
     if body.tick is not None:
         row.tick = body.tick.model_dump(mode="json")
-    store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
+    store_events(session, note_clock(row, ahead_s, context.clock_bound_s, now))
     if body.domains is not None:
         replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
     if body.findings is not None:
@@ -263,8 +265,8 @@ def _take(
         if end <= context.latest:
             measured[number] = max(end, measured.get(number, end))
     stored = ReportOut(
-        stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, date)),
-        stored_events=store_new(session, EventRow, _rows(body.events, date)),
+        stored_decisions=store_decisions(session, name, _rows(body.decisions, date)),
+        stored_events=store_events(session, _rows(body.events, date)),
         stored_ticks=store_ticks(session, name, *_tick_bodies(body.ticks, date)),
         stored_windows=replace_windows(session, name, here, windows, context.slot_length, now + skew),
         vms_missing=missing,

@@ -17,7 +17,7 @@ from manager.api.validation import shown
 from manager.errors import InvalidRequest
 from manager.model.fields import Moment, Schema, Text, json_of
 from manager.store.database import Database
-from manager.store.decision_records import Position
+from manager.store.event_records import Position
 from manager.store.registrations import Row, page
 
 Item = TypeVar("Item")

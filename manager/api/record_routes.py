@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timedelta
-from functools import partial
 from operator import attrgetter
 
 from pydantic import AwareDatetime, Field, TypeAdapter
-from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
 from manager.api.paging import RECORD, TIME, Page, part, read_cursor
-from manager.api.queries import DecisionQuery, EventQuery, NamePath, RecordQuery, StoryQuery, TickQuery
+from manager.api.queries import DecisionQuery, EventQuery, NamePath, StoryQuery, TickQuery
 from manager.control.story import StoryChange, TimesAround, outcome_of, reasons, sentence
 from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, timestamp
 from manager.model.records import DecisionRecord, Event, OutcomeKind, TickRecord
 from manager.model.registration import Mode, Sla
 from manager.model.window import Window, merge
 from manager.store.applications import applications_of
-from manager.store.decision_records import (
-    Position,
-    Record,
-    RecordFilter,
-    RecordRow,
-    list_records,
-    list_ticks,
-    record_of,
-)
+from manager.store.decision_packs import DecisionFilter, StoredDecision, newest_decisions
+from manager.store.event_records import Position, RecordFilter, newest_events
 from manager.store.history import StoryPlace, list_by_tick
-from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
+from manager.store.models import ApplicationRow, EventRow, HostRow
 from manager.store.past_registrations import Past, read_past, serving
 from manager.store.registrations import get
+from manager.store.tick_packs import list_ticks
 from manager.store.watched_hosts import look_at
 from manager.store.windows import windows_at
 
@@ -86,50 +79,53 @@ def records_api(context: ManagerContext) -> RouteGroup:
         read = adapter_of(TickRecord).validate_json
         return part(Page[TickRecord], query, rows, attrgetter("at"), lambda row: read(row.body))
 
-    def records(
-        page: type[Page[Record]],
-        record: type[Record],
-        table: type[RecordRow],
-        query: RecordQuery,
-        *conditions: ColumnElement[bool],
-    ) -> Page[Record]:
-        wanted = RecordFilter(query.host, query.vm, query.since, query.until)
-        after, limit = read_cursor(query, RECORD), query.limit + 1
-        with database.reading() as session:
-            rows = list_records(session, table, wanted, after, limit, *conditions, latest=context.latest)
-        return part(page, query, rows, lambda row: Position(row.at, row.id), partial(record_of, record))
-
     @api.at("GET /decisions", VIEWER)
     def list_decisions(query: DecisionQuery) -> Page[DecisionRecord]:
         """Decisions about settings, with reason and outcome."""
-        conditions = [] if query.knob is None else [DecisionRow.knob == query.knob]
-        return records(Page[DecisionRecord], DecisionRecord, DecisionRow, query, *conditions)
+        wanted = DecisionFilter(query.host, query.vm, query.since, query.until, query.knob)
+        after, limit = read_cursor(query, RECORD), query.limit + 1
+        with database.reading() as session:
+            rows = newest_decisions(session, wanted, after, limit, context.latest)
+        return part(Page[DecisionRecord], query, rows, _place, StoredDecision.record)
 
     @api.at("GET /events", VIEWER)
     def list_events(query: EventQuery) -> Page[Event]:
         """Events, newest first."""
+        wanted = RecordFilter(query.host, query.vm, query.since, query.until)
         conditions = [] if query.severity is None else [EventRow.severity == query.severity]
         conditions += [] if query.kind is None else [EventRow.kind == query.kind]
-        return records(Page[Event], Event, EventRow, query, *conditions)
+        after, limit = read_cursor(query, RECORD), query.limit + 1
+        with database.reading() as session:
+            rows = newest_events(session, wanted, after, limit, *conditions, latest=context.latest)
+        return part(Page[Event], query, rows, _place, _event)
 
     @api.at("GET /decisions/story", VIEWER)
     def get_story(query: StoryQuery) -> Page[StoryOut]:
         """The decisions about each VM in each tick, with the response times at that time and after."""
-        wanted = RecordFilter(query.host, query.vm, query.since, query.until)
         after, limit = read_cursor(query, _STORY), query.limit + 1
         with database.reading() as session:
             eras = None
             if query.application is not None:
                 row = get(session, ApplicationRow, query.application)
                 eras = read_past(session, query.since, row.name).eras(applications_of(session, [row])[row.name])
-            groups = list_by_tick(session, wanted, eras, query.outcome, after, limit, context.latest)
+            wanted = DecisionFilter(query.host, query.vm, query.since, query.until, None, query.outcome, eras)
+            groups = list_by_tick(session, wanted, after, limit, context.latest)
             entries = _entries(session, context, groups)
         return part(Page[StoryOut], query, entries, lambda entry: StoryPlace(entry.at, entry.host, entry.vm or ""))
 
     return api
 
 
-def _entries(session: Session, context: ManagerContext, groups: Sequence[Sequence[DecisionRow]]) -> list[StoryOut]:
+def _place(row: StoredDecision | EventRow) -> Position:
+    return Position(row.at, row.id)
+
+
+def _event(row: EventRow) -> Event:
+    columns = {field.name: getattr(row, field.name) for field in fields(Event) if field.name != "time_s"}
+    return Event(time_s=row.at.timestamp(), **columns)
+
+
+def _entries(session: Session, context: ManagerContext, groups: Sequence[Sequence[StoredDecision]]) -> list[StoryOut]:
     past = read_past(session, min((group[0].at for group in groups), default=context.now()))
     applications = serving(session, past, {(group[0].vm, group[0].at) for group in groups if group[0].vm is not None})
     places = {(row.id, slot) for (_, at), row in applications.items() for slot in _slots(at, context.slot_length)}
@@ -146,7 +142,7 @@ def _slots(at: datetime, length: timedelta) -> list[datetime]:
 
 
 def _entry(
-    context: ManagerContext, group: Sequence[DecisionRow], row: ApplicationRow | None, past: Past, windows: Windows
+    context: ManagerContext, group: Sequence[StoredDecision], row: ApplicationRow | None, past: Past, windows: Windows
 ) -> StoryOut:
     first = group[0]
     times = None if row is None else _times(context, first.at, row, past.sla(row, first.at), windows)

@@ -24,7 +24,6 @@ from manager.model.fields import Count, Name, Schema, adapter_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.knobs import Knob
 from manager.model.law import Law
-from manager.model.records import DecisionRecord
 from manager.model.window import SlaState
 from manager.protocol.report import VmStatus
 from manager.replay.policy_replay import (
@@ -42,9 +41,9 @@ from manager.sim.twin import calibrate
 from manager.sim.twin_effort import Effort
 from manager.sim.twin_prediction import predict
 from manager.sim.twin_report import closed_loop_json
-from manager.store.decision_records import RecordFilter, list_records, record_of
+from manager.store.decision_packs import DecisionFilter, newest_decisions
 from manager.store.history import newest_ticks
-from manager.store.models import ApplicationRow, DecisionRow, HostRow
+from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import get
 from manager.store.vms import VmFilter, list_vms
 from manager.store.windows import list_windows
@@ -191,7 +190,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
             _ALL,
         )
     ]
-    decisions = list_records(session, DecisionRow, RecordFilter(host=name, since=since, until=until), None, _ALL)
+    decisions = newest_decisions(session, DecisionFilter(host=name, since=since, until=until), None, _ALL)
     vms = list_vms(session, VmFilter(host=name), None, _ALL)
     return Recording(
         ticks[0].time_s,
@@ -201,7 +200,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
         tuple(_vm(vm["name"], VmStatus.model_validate_json(vm["status"])) for vm in vms if vm["status"] is not None),
         tuple(ticks),
         tuple(sorted(windows, key=lambda window: window.end_s)),
-        tuple(record_of(DecisionRecord, row) for row in reversed(decisions)),
+        tuple(decision.record() for decision in reversed(decisions)),
     )
 
 

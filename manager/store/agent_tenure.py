@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from manager.control.tenure_rules import ReportOrigin, Tenure, Who, judge
 from manager.errors import Conflict
 from manager.model.records import Severity
-from manager.store.decision_records import store_new
-from manager.store.models import EventRow, HostRow
+from manager.store.event_records import store_events
+from manager.store.models import HostRow
 from manager.store.registrations import get, touch
 from manager.store.silent_hosts import host_event
 
@@ -52,7 +52,7 @@ def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, 
         pause = _AGAIN if before.rival == who else _ANOTHER
         if host.rival_at is None or abs(now - host.rival_at) >= pause:
             host.rival_at = now
-            store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, SECOND, reason)])
+            store_events(session, [host_event(host.name, now, Severity.ERROR, SECOND, reason)])
     elif verdict is ReportOrigin.RETURNED:
         host.rival_at = now
         text = (
@@ -60,10 +60,10 @@ def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, 
             " alternate; the earlier one is served. Remove the agent's state directory on the copy, and give it a"
             " host_name"
         )
-        store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, CLONED, text)])
+        store_events(session, [host_event(host.name, now, Severity.ERROR, CLONED, text)])
     elif verdict is ReportOrigin.TAKEN_OVER and before.holder is not None:
         text = f"agent {who.instance} serves {host.name} after {before.holder.instance}, which is silent"
-        store_new(session, EventRow, [host_event(host.name, now, Severity.WARNING, REPLACED, text)])
+        store_events(session, [host_event(host.name, now, Severity.WARNING, REPLACED, text)])
     if after != before:
         _set_tenure(host, after)
     return reason if verdict is ReportOrigin.RIVAL else ""
@@ -86,7 +86,7 @@ def replace_agent(session: Session, name: str, now: datetime) -> HostRow:
     _set_tenure(host, Tenure(tenure.rival, None, tenure.holder))
     touch(host, now)
     text = f"an operator let agent {tenure.rival.instance} serve {name}"
-    store_new(session, EventRow, [host_event(name, now, Severity.WARNING, REPLACED, text)])
+    store_events(session, [host_event(name, now, Severity.WARNING, REPLACED, text)])
     return host
 
 

@@ -15,7 +15,7 @@ from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, 
 from manager.model.fields import MANAGER
 from manager.model.records import Severity
 from manager.store.database import Database
-from manager.store.decision_records import store_new
+from manager.store.event_records import store_events
 from manager.store.models import EventRow
 from manager.store.progress_models import ArrivalRow, UptimeRow
 from manager.store.row_writes import upsert
@@ -76,7 +76,7 @@ def _note_held(session: Session, ahead: timedelta, wall_s: float) -> None:
     else:
         text = f"the manager's time of day is {ahead} ahead of uptime: what is old by its date alone is not removed"
         event = host_event(MANAGER, at, Severity.WARNING, HELD, text)
-    store_new(session, EventRow, [event])
+    store_events(session, [event])
 
 
 def clock_ahead_s(session: Session, boot: Boot, wall_s: float) -> float:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from manager.store.access_models import AuditRetentionRow, AuditRow
 from manager.store.database import Database
-from manager.store.decision_records import Position
+from manager.store.event_records import Position
 from manager.store.models import Json
 from manager.store.registrations import Row, find
 from manager.store.tokens import Principal

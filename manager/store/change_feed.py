@@ -27,16 +27,15 @@ from manager.errors import Busy, DatabaseUnavailable
 from manager.store.database import Database
 from manager.store.models import (
     ApplicationRow,
-    DecisionRow,
     EventRow,
     HostRow,
-    TickRow,
     TierRow,
     TierVmRow,
     VmRow,
     VmStatusRow,
     WindowRow,
 )
+from manager.store.pack_models import DecisionPackRow, TickPackRow
 from manager.store.watched_hosts import look_at
 
 PERIOD_S = 0.5
@@ -179,12 +178,14 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
     """
     match topic.kind:
         case TopicKind.FLEET:
-            return [_last(TickRow.id), _last(WindowRow.id), _silent()]
+            return [_last(TickPackRow.id), _last(WindowRow.id), _silent()]
         case TopicKind.DECISIONS:
-            return [_last(DecisionRow.id), _last(EventRow.id)]
+            return [_last(DecisionPackRow.id), _last(EventRow.id)]
         case TopicKind.HOST:
-            tick = _last(TickRow.at, TickRow.host == topic.name, TickRow.at <= now)
-            decision = _last(DecisionRow.at, DecisionRow.host == topic.name, DecisionRow.at <= now)
+            tick = _last(TickPackRow.last_at, TickPackRow.host == topic.name, TickPackRow.last_at <= now)
+            decision = _last(
+                DecisionPackRow.last_at, DecisionPackRow.host == topic.name, DecisionPackRow.last_at <= now
+            )
             return [tick, decision, _silent()]
         case TopicKind.APPLICATION:
             number = select(ApplicationRow.id).where(ApplicationRow.name == topic.name).scalar_subquery()
@@ -195,7 +196,9 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
                 .join(TierRow, TierRow.id == TierVmRow.tier_id)
                 .where(TierRow.application_id == number)
             )
-            newest = select(func.max(TickRow.at)).where(TickRow.host == HostRow.name, TickRow.at <= now)
+            newest = select(func.max(TickPackRow.last_at)).where(
+                TickPackRow.host == HostRow.name, TickPackRow.last_at <= now
+            )
             tick = newest.correlate(HostRow).scalar_subquery()
             ticks = select(func.max(tick)).where(HostRow.id.in_(serving)).scalar_subquery()
             return [_last(WindowRow.slot, WindowRow.application_id == number, WindowRow.slot <= now), ticks]

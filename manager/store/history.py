@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from manager.control.budget import HOUR_S, MINUTE_S, Period, Violation, joined, judge
 from manager.model.fields import Moment, Text
-from manager.model.records import OutcomeKind, TickRecord
+from manager.model.records import TickRecord
 from manager.model.registration import VmClass
 from manager.store.access_models import AuditRow
-from manager.store.decision_records import END, RecordFilter, list_ticks, ranges
+from manager.store.decision_packs import DecisionFilter, StoredDecision, deciding_hosts, read_decisions
+from manager.store.event_records import END, ranges
 from manager.store.models import (
     ApplicationRow,
-    DecisionRow,
     HostRow,
     RollupRow,
     VmRow,
     VmStatusRow,
     WindowRow,
 )
-from manager.store.past_registrations import Era, read_past
+from manager.store.past_registrations import read_past
 from manager.store.rollups import period_of
 from manager.store.source_rows import hosts_of
+from manager.store.tick_packs import list_ticks
 from manager.store.tick_rollups import tick_of
 from manager.store.windows import list_windows
 
@@ -36,7 +37,7 @@ MAX_TICKS = 1500
 
 _MOST_SLOTS = 4000  # MAX_PERIODS in whole steps; of more that are not rolled up yet the newest are read
 _MOST_UNROLLED = 2000  # slots that a sum is made of, where they should have been rolled up by now
-_BATCH = 500  # ticks looked up by one statement
+_STEP = timedelta(microseconds=1)
 _MOVED = timedelta(days=1)  # decisions so long before a range tell where VMs were
 
 
@@ -139,10 +140,9 @@ def newest_ticks(session: Session, host: str, since: datetime, until: datetime, 
 
 def hosts_in(session: Session, application: ApplicationRow, vms: Collection[str], since: datetime) -> list[str]:
     """The hosts of an application, and those where VMs are or, by decisions from a day before ``since`` on, were."""
-    moved = select(DecisionRow.host).where(DecisionRow.vm.in_(vms), DecisionRow.at >= since - _MOVED).distinct()
     seen = select(HostRow.name).join(VmStatusRow, VmStatusRow.host_id == HostRow.id).where(VmStatusRow.vm.in_(vms))
     [now] = hosts_of(session, {application.id: application.name}).values()
-    return sorted(now.union(*map(session.scalars, (moved, seen))))
+    return sorted(now.union(deciding_hosts(session, vms, since - _MOVED), session.scalars(seen)))
 
 
 def vm_classes(session: Session) -> dict[str, VmClass]:
@@ -162,58 +162,34 @@ class StoryPlace:
 
 
 def list_by_tick(
-    session: Session,
-    wanted: RecordFilter,
-    eras: Sequence[Era] | None,
-    outcome: OutcomeKind | None,
-    after: StoryPlace | None,
-    limit: int,
-    latest: datetime = END,
-) -> list[list[DecisionRow]]:
+    session: Session, wanted: DecisionFilter, after: StoryPlace | None, limit: int, latest: datetime = END
+) -> list[list[StoredDecision]]:
     """At most ``limit`` groups of decisions, those of one tick about one VM, that come after a place.
 
-    ``eras`` and ``outcome`` None mean all; else those of the VMs of each era, oldest first. The decisions of a group
-    are in the order in which they were made, the groups in ``ranges``.
+    The decisions of a group are in the order in which they were made, the groups in ``ranges``.
     """
-    groups: list[list[DecisionRow]] = []
+    groups: list[list[StoredDecision]] = []
     for begin, end, is_after in ranges(wanted.since, wanted.until, latest, after.at if after else None):
-        query = wanted.query(DecisionRow, begin, end)
-        if eras is not None:
-            begins = (None, *(era.until for era in eras))
-            query = query.where(or_(*(_in_era(era, begun) for era, begun in zip(eras, begins, strict=False))))
-        if outcome is not None:
-            query = query.where(DecisionRow.outcome == outcome)
         if len(groups) < limit:
-            groups += _by_tick(session, query, after if is_after else None, limit - len(groups))
+            place = after if is_after else None
+            before = end if place is None else min(end, place.at + _STEP)
+            groups += _by_tick(read_decisions(session, wanted, begin, before), place, limit - len(groups))
     return groups
 
 
-def _by_tick(
-    session: Session, ordered: Select[DecisionRow], after: StoryPlace | None, limit: int
-) -> list[list[DecisionRow]]:
-    if after is not None:
-        ordered = ordered.where(DecisionRow.at <= after.at)
-    listed: list[list[DecisionRow]] = []
-    rows = session.scalars(ordered.execution_options(yield_per=_BATCH))
-    for at, of_tick in groupby(rows, lambda row: row.at):
-        groups: dict[tuple[str, str], list[DecisionRow]] = {}
-        for row in of_tick:
-            groups.setdefault((row.host, row.vm or ""), []).append(row)
+def _by_tick(decisions: Iterable[StoredDecision], after: StoryPlace | None, limit: int) -> list[list[StoredDecision]]:
+    listed: list[list[StoredDecision]] = []
+    for at, of_tick in groupby(decisions, lambda decision: decision.at):
+        groups: dict[tuple[str, str], list[StoredDecision]] = {}
+        for decision in of_tick:
+            groups.setdefault((decision.host, decision.vm or ""), []).append(decision)
         for place, group in sorted(groups.items()):
             if after is None or at < after.at or place > (after.host, after.vm):
                 listed.append(group[::-1])
         if len(listed) >= limit:
             break
-    rows.close()
     return listed[:limit]
 
 
 def _time(time_s: float) -> datetime:
     return datetime.fromtimestamp(time_s, UTC)
-
-
-def _in_era(era: Era, begin: datetime | None) -> ColumnElement[bool]:
-    times: list[ColumnElement[bool]] = [DecisionRow.vm.in_(era.vms)]
-    times += [] if begin is None else [DecisionRow.at >= begin]
-    times += [] if era.until is None else [DecisionRow.at < era.until]
-    return and_(*times)

@@ -18,8 +18,8 @@ from manager.model.fields import MANAGER
 from manager.model.records import Severity
 from manager.store.arrivals import clock_ahead_s
 from manager.store.database import Database
-from manager.store.decision_records import store_new
-from manager.store.models import EventRow, HostRow
+from manager.store.event_records import store_events
+from manager.store.models import HostRow
 from manager.store.silent_hosts import host_event
 
 _EVERY_S = 1.0
@@ -65,7 +65,7 @@ class ClockWatch:
             return
         try:
             with self._database.writing() as session:
-                store_new(session, EventRow, self._waiting)
+                store_events(session, self._waiting)
         except DatabaseUnavailable as error:
             log.warning("the event that a clock was set is stored later: %s", error)
         else:

@@ -1,6 +1,6 @@
 """The tables. Times are aware UTC datetimes on every database; names are as in the REST interface.
 
-``decisions``, ``events``, ``ticks`` and ``vm_status`` refer to hosts and VMs by name, because they may precede or
+``events``, ``vm_status`` and packed records refer to hosts and VMs by name, because they may precede or
 outlive a registration.
 """
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
@@ -396,32 +396,15 @@ class SourceStatusRow(Base):
     body: Mapped[str]
 
 
-class TickRow(Base):
-    """A tick of a host. ``body`` is JSON text, ready to be answered; a host has one tick per time.
+class EventRow(Base):
+    """An event; ``vm`` null: about the host itself.
 
-    ``claimed_at``: its time by the host's clock, if that was ahead; see ``manager.control.dating``.
+    ``record_id`` is the agent's UUID, which identifies a repeated report. ``claimed_at``: when it was by the host's
+    clock, if that was ahead; see ``manager.control.dating``.
     """
 
-    __tablename__ = "ticks"
-    __table_args__ = (
-        UniqueConstraint("host", "at"),
-        Index(None, "host", "claimed_at", unique=True, **only_where("claimed_at IS NOT NULL")),
-    )
-
-    id: Mapped[int] = mapped_column(Serial, primary_key=True)
-    host: Mapped[str]
-    at: Mapped[datetime] = mapped_column(index=True)
-    body: Mapped[str]
-    claimed_at: Mapped[datetime | None]
-
-
-class Recorded(Base):
-    """Common columns of decisions and events; ``vm`` null: about the host itself.
-
-    ``record_id`` is the agent's UUID, which identifies a repeated report; ``claimed_at`` as in ``ticks``.
-    """
-
-    __abstract__ = True
+    __tablename__ = "events"
+    __table_args__ = tuple(Index(None, *columns, "at", "id") for columns in ((), ("host",), ("vm",)))
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     record_id: Mapped[str] = mapped_column(unique=True)
@@ -429,33 +412,6 @@ class Recorded(Base):
     host: Mapped[str]
     vm: Mapped[str | None]
     claimed_at: Mapped[datetime | None]
-
-    @declared_attr.directive
-    def __table_args__(cls) -> tuple[Index, ...]:  # noqa: N805 - a class
-        return tuple(Index(None, *columns, "at", "id") for columns in ((), ("host",), ("vm",)))
-
-
-class DecisionRow(Recorded):
-    """A decision about a knob."""
-
-    __tablename__ = "decisions"
-
-    knob: Mapped[Knob]
-    index: Mapped[int] = mapped_column("knob_index")
-    before: Mapped[str]
-    after: Mapped[str]
-    reason: Mapped[str]
-    policy: Mapped[str]
-    mode: Mapped[Mode]
-    outcome: Mapped[OutcomeKind]
-    detail: Mapped[str]
-
-
-class EventRow(Recorded):
-    """An event."""
-
-    __tablename__ = "events"
-
     severity: Mapped[Severity]
     kind: Mapped[str]
     message: Mapped[str]

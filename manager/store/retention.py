@@ -19,11 +19,13 @@ from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow
 from manager.store.arrivals import Arrived
 from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow
-from manager.store.models import DecisionRow, EventRow
+from manager.store.models import EventRow
+from manager.store.pack_models import DecidedVmRow, DecisionPackRow
 from manager.store.sign_in_throttle import counts_no_more
 
 _BATCH = 10_000
-_SESSIONS = timedelta(days=1)
+_DAY = timedelta(days=1)
+_SESSIONS = _DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class Cleanup:
 
 def prune(cleanup: Cleanup, keep: timedelta) -> int:
     """Remove decisions and events that were kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
-    gone = cleanup.remove_old("decisions", DecisionRow.id, DecisionRow.at, keep)
+    gone = cleanup.remove_old("decisions", DecisionPackRow.id, DecisionPackRow.last_at, keep)
+    # Its row is as old as the first decision of its day.
+    gone += cleanup.remove_old("decided-vms", DecidedVmRow.id, DecidedVmRow.day, keep + _DAY)
     return gone + cleanup.remove_old("events", EventRow.id, EventRow.at, keep)
 
 

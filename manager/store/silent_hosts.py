@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from manager.model.records import Severity
 from manager.store.database import Database
-from manager.store.decision_records import store_new
-from manager.store.models import EventRow, HostRow
+from manager.store.event_records import store_events
+from manager.store.models import HostRow
 
 SILENT, BACK = "host-silent", "host-back"
 _STEADY = timedelta(minutes=1)  # so that a host with short outages is not relied on
@@ -68,7 +68,7 @@ class SilenceWatch:
             if fell or back:
                 rows = select(HostRow).where(HostRow.name.in_(fell | back)).with_for_update(skip_locked=True)
                 events = [self._note(host, now) for host in session.scalars(rows) if host.silent is (host.name in back)]
-            count = store_new(session, EventRow, events)
+            count = store_events(session, events)
         self._last_reports, self._looked_s = reports, steady_s
         return count
 

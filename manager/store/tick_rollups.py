@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, exists, func, select
@@ -24,11 +23,13 @@ from manager.model.registration import Mode
 from manager.model.resource_use import resources_of
 from manager.store.database import Database
 from manager.store.host_models import TickRollupRow
-from manager.store.models import HostRow, TickRow
+from manager.store.models import HostRow
+from manager.store.pack_models import TickPackRow
 from manager.store.progress_models import UnrolledTicksRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, is_noted, note_ticks, seconds
 from manager.store.row_writes import upsert
+from manager.store.tick_packs import oldest_tick_at, ticks_between
 
 _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
@@ -60,8 +61,9 @@ class TickRollUps:
         with self._database.writing() as session:
             session.execute(delete(notes).where(notes.host.not_in(select(HostRow.name))))
         minutes, hours = (TickRollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
-        noted = is_noted(notes, notes.host == TickRow.host, MINUTE, TickRow.at)
-        gone = cleanup.remove_old("ticks", TickRow.id, TickRow.at, keep.raw, ~noted)
+        pack = TickPackRow
+        noted = is_noted(notes, notes.host == pack.host, MINUTE, pack.last_at)
+        gone = cleanup.remove_old("ticks", pack.id, pack.last_at, keep.raw, ~noted)
         row = TickRollupRow
         noted = is_noted(notes, notes.host == row.host, HOUR, row.start)
         gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted)
@@ -98,13 +100,14 @@ def read_ticks(session: Session, host: str, since: datetime, until: datetime, mo
     In a long range, and where ticks are not kept any more, means over minutes or hours take their place. Of more than
     ``most`` rows every second, third and so on is read.
     """
-    rows = _places(session, host, since, until, 2 * (until - since).total_seconds() / most)
+    means, since = _means(session, host, since, until, 2 * (until - since).total_seconds() / most)
+    rows = [*means, *(tick.body for tick in ticks_between(session, host, since, until))]
     chosen = rows[:: -(-len(rows) // most) or 1]
-    for table, places in groupby(chosen, lambda place: place[0]):
-        numbers = [number for _, number in places]
-        for first in range(0, len(numbers), _BATCH):
-            some = select(table.body).where(table.id.in_(numbers[first : first + _BATCH])).order_by(table.at)
-            yield from map(tick_of, session.scalars(some))
+    numbers = [row for row in chosen if isinstance(row, int)]
+    for first in range(0, len(numbers), _BATCH):
+        some = TickRollupRow.id.in_(numbers[first : first + _BATCH])
+        yield from map(tick_of, session.scalars(select(TickRollupRow.body).where(some).order_by(TickRollupRow.at)))
+    yield from (tick_of(row) for row in chosen if isinstance(row, str))
 
 
 def tick_of(body: str) -> TickRecord:
@@ -127,15 +130,15 @@ def tick_of(body: str) -> TickRecord:
     return TickRecord(at_s, fields["policy"], Mode(fields["mode"]), fields["host_cpu_share"], tuple(vms), resources)
 
 
-def _places(
+def _means(
     session: Session, host: str, since: datetime, until: datetime, coarse_s: float
-) -> Sequence[tuple[type[TickRow] | type[TickRollupRow], int]]:
-    """Table and row number of what covers a range, oldest first.
+) -> tuple[list[int], datetime]:
+    """The row numbers of the means that cover a range, oldest first, and from when on ticks cover the rest.
 
-    Those are the longest means of at most ``coarse_s``; after the last of them shorter ones and ticks, and before the
-    first, where these are not kept any more, longer ones.
+    Those are the longest means of at most ``coarse_s``; after the last of them shorter ones, and before the first,
+    where these are not kept any more, longer ones.
     """
-    places: list[tuple[type[TickRow] | type[TickRollupRow], int]] = []
+    numbers: list[int] = []
     for length in reversed(_LENGTHS):
         end = until if length.total_seconds() <= coarse_s else min(_oldest(session, host, since, length), until)
         query = select(TickRollupRow.id, TickRollupRow.start).where(
@@ -146,10 +149,9 @@ def _places(
             TickRollupRow.at >= since,
         )
         rows = session.execute(query.order_by(TickRollupRow.start)).all()
-        places += [(TickRollupRow, number) for number, _ in rows]
+        numbers += [number for number, _ in rows]
         since = rows[-1].start + length if rows else since
-    ticks = select(TickRow.id).where(TickRow.host == host, TickRow.at >= since, TickRow.at < until)
-    return [*places, *((TickRow, number) for number in session.scalars(ticks.order_by(TickRow.at)))]
+    return numbers, since
 
 
 def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> datetime:
@@ -157,8 +159,8 @@ def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> 
     minutes = select(func.min(TickRollupRow.start)).where(
         TickRollupRow.host == host, TickRollupRow.length_s < seconds(length), TickRollupRow.start >= since
     )
-    ticks = select(func.min(TickRow.at)).where(TickRow.host == host, TickRow.at >= since)
-    oldest = [first for first in map(session.scalar, (minutes, ticks)) if first is not None]
+    moments = session.scalar(minutes), oldest_tick_at(session, host, since)
+    oldest = [first for first in moments if first is not None]
     return min(oldest, default=datetime.max.replace(tzinfo=UTC))
 
 
@@ -166,8 +168,7 @@ def _parts(session: Session, host: str, length: timedelta, start: datetime) -> l
     """The ticks or means in a minute or hour, oldest first, each with its number of ticks."""
     end = start + length
     if length == MINUTE:
-        ticks = select(TickRow.body).where(TickRow.host == host, TickRow.at >= start, TickRow.at < end)
-        return [(tick_of(body), 1) for body in session.scalars(ticks.order_by(TickRow.at))]
+        return [(tick_of(tick.body), 1) for tick in ticks_between(session, host, start, end)]
     of_host = TickRollupRow.host == host, TickRollupRow.length_s == seconds(MINUTE)
     within = TickRollupRow.start >= start, TickRollupRow.start < end
     means = select(TickRollupRow.body, TickRollupRow.ticks).where(*of_host, *within).order_by(TickRollupRow.start)

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session
 from manager.control.claim_rules import Foul, HeldVm, RegisteredVm, claim_text, foul, is_alarm
 from manager.model.records import Severity
 from manager.store.database import insert_for
-from manager.store.decision_records import store_new
+from manager.store.event_records import store_events
 from manager.store.host_models import ClaimRow
 from manager.store.hosts import put_statuses
-from manager.store.models import EventRow, HostRow, VmRow, VmStatusRow
+from manager.store.models import HostRow, VmRow, VmStatusRow
 from manager.store.silent_hosts import host_event
 
 CLAIMED = "vm-claimed"
@@ -165,7 +165,7 @@ def _tell_moved(session: Session, host: HostRow, names: Collection[str], now: da
         for vm, name in sorted(left.items())
         if name != host.name
     ]
-    store_new(session, EventRow, events)
+    store_events(session, events)
 
 
 def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime) -> None:
@@ -223,4 +223,4 @@ def _store_events(
         severity = Severity.WARNING if refusal.why is Foul.RUNS_ELSEWHERE else Severity.ERROR
         hosts = dict.fromkeys([host.name, refusal.other or host.name])
         events += [host_event(name, now, severity, CLAIMED, refusal.text) | {"vm": row.vm} for name in hosts]
-    store_new(session, EventRow, events)
+    store_events(session, events)

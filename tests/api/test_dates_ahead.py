@@ -7,13 +7,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import select
 
 from manager.model.records import Severity
 from manager.store.arrivals import Arrivals
-from manager.store.decision_records import store_new
-from manager.store.models import EventRow, TickRow, WindowRow
+from manager.store.event_records import store_events
+from manager.store.models import WindowRow
 from manager.store.silent_hosts import host_event
+from manager.store.tick_packs import list_ticks
 from tests.aging import Machine
 from tests.api.conftest import HOST, START, Api, event, moment, record, report, tick_of, window
 
@@ -55,7 +55,7 @@ def test_ticks_of_the_future_are_kept_once_and_come_before_what_follows(site: Ap
     found = [one["at"] for one in site.ok("GET", f"/hosts/{HOST}/ticks")["items"]]
     assert (len(found), found[0], found[1]) == (3, "2026-03-01T12:00:05Z", "2026-03-01T12:00:00Z")
     with site.database.reading() as session:
-        claimed = session.scalars(select(TickRow.claimed_at).order_by(TickRow.at)).all()
+        claimed = [tick.claimed_at for tick in reversed(list_ticks(session, HOST, None, None, 9))]
     assert claimed[1:] == [START + timedelta(seconds=YEAR_S), None]
 
 
@@ -64,7 +64,7 @@ def test_events_of_a_manager_whose_clock_was_ahead_come_after_all_others(site: A
     for place, shift in enumerate((timedelta(days=365), timedelta(days=366), -timedelta(minutes=2), timedelta(0))):
         with site.database.writing() as session:
             row = host_event(HOST, START + shift, Severity.INFO, f"kind-{place}", "x")
-            store_new(session, EventRow, [row])
+            store_events(session, [row])
     found, cursor = [], None
     while cursor or not found:
         part = site.ok("GET", f"/events?limit={limit}" + (f"&cursor={cursor}" if cursor else ""))

@@ -23,7 +23,8 @@ from manager.loop.outbox import Outbox
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, OutcomeKind
 from manager.protocol.client import Answer, ManagerClient
-from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
+from manager.store.models import EventRow, WindowRow
+from manager.store.pack_models import DecisionPackRow, TickPackRow
 from tests.api.conftest import HOST, START, Api, moment, report, window
 from tests.fakes.host import FakeHost
 
@@ -67,7 +68,8 @@ def site(api: Api) -> Api:
 
 def stored(api: Api) -> list[int]:
     with api.database.reading() as session:
-        return [len(session.scalars(select(kind.id)).all()) for kind in (DecisionRow, EventRow, TickRow, WindowRow)]
+        kinds = (DecisionPackRow, EventRow, TickPackRow, WindowRow)
+        return [len(session.scalars(select(kind.id)).all()) for kind in kinds]
 
 
 @pytest.mark.parametrize("later", [False, True])

@@ -14,7 +14,7 @@ from manager.store import audit
 from manager.store.access_models import AuditRow
 from manager.store.audit import Actor, AuditFilter, audited, list_audit, record
 from manager.store.database import Database
-from manager.store.decision_records import Position
+from manager.store.event_records import Position
 from manager.store.hosts import adopt_host, put_host
 from manager.store.models import HostRow
 from manager.store.registrations import delete

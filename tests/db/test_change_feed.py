@@ -14,10 +14,10 @@ from manager.model.window import Window
 from manager.store.applications import put_application
 from manager.store.change_feed import Changes, Topic, TopicKind, parse_topic
 from manager.store.database import Database
-from manager.store.decision_records import store_ticks
 from manager.store.hosts import put_host
 from manager.store.models import ApplicationRow
 from manager.store.registrations import get
+from manager.store.tick_packs import store_ticks
 from manager.store.vms import put_vm
 from manager.store.windows import replace_windows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,14 +15,17 @@ from sqlalchemy import MetaData, Table, select
 from manager.model.fields import fields_of
 from manager.model.histogram import Histogram
 from manager.model.law import Law
+from manager.model.packed_records import PackedDecision, PackedTick, microseconds, pack_decisions, pack_ticks
 from manager.model.registration import HostSpec
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database, open_database
-from manager.store.decision_records import RecordFilter, list_records
-from manager.store.models import ApplicationRow, Base, DecisionRow, EventRow, HostRow, WindowRow
+from manager.store.decision_packs import DecisionFilter, newest_decisions
+from manager.store.event_records import RecordFilter, newest_events
+from manager.store.models import ApplicationRow, Base, HostRow, UtcDateTime, WindowRow
+from manager.store.tick_packs import ticks_between
 from manager.store.tokens import described_token, list_tokens
 from manager.store.users import described_user
 from manager.store.vms import VmFilter, list_vms
@@ -34,10 +37,14 @@ ROWS = 3
 EMPTY = frozenset({"alembic_version", "audit_retention"})
 """The latter has rows only within transactions."""
 SINGLE = frozenset({"revision"})
-STATUS = {"vm": "v", "knobs": []}
+PACKED = {"tick_packs": "ticks", "decision_packs": "decisions", "decided_vms": "decisions"}
+"""Tables by that from which a migration made their rows."""
+DECISION = ("record_id", "at", "claimed_at", "host", "vm", "knob", "before", "after", "reason", "policy", "detail")
 
 GIVEN: dict[tuple[str, str], object] = {
     ("decisions", "knob"): "weight",
+    ("decisions", "mode"): "enforce",
+    ("decisions", "outcome"): "applied",
     ("vms", "cpus"): frozenset({0, 1}),
     ("vms", "scheduling"): None,
     ("vms", "job"): None,
@@ -72,10 +79,29 @@ GIVEN: dict[tuple[str, str], object] = {
 }
 
 
+def tick_body(row: int) -> bytes:
+    return pack_ticks([PackedTick(microseconds(MOMENT) + row, None, "{}")])
+
+
+def decision_body(row: int) -> bytes:
+    texts = {name: name for name in ("before", "after", "reason", "policy", "detail")}
+    kinds = {"knob": "weight", "mode": "enforce", "outcome": "applied", "index": 0}
+    return pack_decisions([PackedDecision(microseconds(MOMENT) + row, None, str(row), "v", **texts, **kinds)])
+
+
+BODIES: dict[str, Callable[[int], object]] = {
+    "tick_packs": tick_body,
+    "decision_packs": decision_body,
+    "vm_status": lambda _row: json.dumps({"vm": "v", "knobs": []}),
+}
+
+
 def value(table: str, column: sa.Column[Any], row: int) -> object:
     """A value for the row of that number, fit for the type of a column and for what its table means by it."""
     if (table, column.name) in GIVEN:
         return GIVEN[table, column.name]
+    if column.name == "body" and table in BODIES:
+        return BODIES[table](row)
     if (column.foreign_keys or column.primary_key) and isinstance(column.type, sa.Integer | sa.String):
         return row + 1 if isinstance(column.type, sa.Integer) else f"{table}-{row}"
     modelled = Base.metadata.tables[table].c.get(column.name) if table in Base.metadata.tables else None
@@ -83,7 +109,7 @@ def value(table: str, column: sa.Column[Any], row: int) -> object:
     if enums:
         return enums[row % len(enums)]
     if column.name == "body":
-        return json.dumps(STATUS if table == "vm_status" else {})
+        return "{}"
     of_type: dict[type, object] = {
         bool: row % 2 == 0,
         datetime: MOMENT + timedelta(minutes=row),
@@ -106,6 +132,8 @@ def reflected(database: Database) -> MetaData:
                 column.type = modelled.c[column.name].type
                 if getattr(column.type, "enums", None):
                     column.type = sa.String()
+            elif isinstance(column.type, sa.DateTime):
+                column.type = UtcDateTime()
     return tables
 
 
@@ -141,6 +169,8 @@ def same(put: dict[str, list[dict[str, Any]]], there: dict[str, list[dict[str, A
     """What of the rows that were put is not there."""
     problems = []
     for table, rows in put.items():
+        if table in PACKED.values() and table not in there:
+            continue
         if len(there[table]) != len(rows):
             problems.append(f"{table}: {len(there[table])} rows of {len(rows)}")
             continue
@@ -175,7 +205,8 @@ def _are_readable(database: Database, put: Mapping[str, list[dict[str, Any]]]) -
     """All rows through the models, and what the store makes of them."""
     with database.reading() as session:
         for mapper in Base.registry.mappers:
-            expected = len(put.get(mapper.local_table.name, []))  # type: ignore[attr-defined]
+            name = mapper.local_table.name  # type: ignore[attr-defined]
+            expected = len(put.get(name, put.get(PACKED.get(name, ""), [])))
             rows = session.scalars(select(mapper.class_)).all()
             assert len(rows) == expected
         vms = list_vms(session, VmFilter(), None, 100)
@@ -188,9 +219,14 @@ def _are_readable(database: Database, put: Mapping[str, list[dict[str, Any]]]) -
         assert [len(one.tiers[0].vms) for one in applications.values()] == [1] * ROWS
         windows = [window_of("a", row) for row in session.scalars(select(WindowRow))]
         assert [one.histogram.count for one in windows] == [3] * ROWS
-        decisions = list_records(session, DecisionRow, RecordFilter(), None, 100)
-        events = list_records(session, EventRow, RecordFilter(), None, 100)
+        decisions = newest_decisions(session, DecisionFilter(), None, 100)
+        events = newest_events(session, RecordFilter(), None, 100)
         assert (len(decisions), len(events)) == (ROWS, ROWS)
+        for decision, row in zip(reversed(decisions), put.get("decisions", ()), strict=False):
+            assert {name: row[name] for name in DECISION} == {name: getattr(decision, name) for name in DECISION}
+        for row in put.get("ticks", ()):
+            [tick] = ticks_between(session, row["host"], row["at"], row["at"] + timedelta(seconds=1))
+            assert (tick.at, tick.body, tick.claimed_at) == (row["at"], row["body"], row["claimed_at"])
         assert len([described_token(session, row) for row in list_tokens(session)]) == ROWS
         users = [described_user(session, row) for row in session.scalars(select(UserRow))]
         assert len(users) == len(put.get("users", []))

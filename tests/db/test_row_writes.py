@@ -11,7 +11,8 @@ from sqlalchemy.exc import IntegrityError
 
 from manager.model.histogram import Histogram
 from manager.store.database import Database
-from manager.store.models import RollupRow, TickRow, WindowRow
+from manager.store.models import RollupRow, WindowRow
+from manager.store.pack_models import DecidedVmRow
 from manager.store.row_writes import insert_new, upsert
 
 MOMENT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -61,9 +62,9 @@ def test_present_rows_are_replaced_where_the_condition_holds(database: Database)
 def test_new_rows_are_counted_and_repeated_ones_are_not(database: Database) -> None:
     def put(*seconds: int, host: str = "h") -> int:
         at = [MOMENT + timedelta(seconds=second) for second in seconds]
-        rows = [{"host": host, "at": moment, "body": "{}", "claimed_at": None} for moment in at]
+        rows = [{"vm": "v", "host": host, "day": moment} for moment in at]
         with database.writing() as session:
-            return insert_new(session, TickRow, rows)
+            return insert_new(session, DecidedVmRow, rows)
 
     assert [put(1, 2), put(2, 3), put(), put(4, 4, 3), put(1, host="g")] == [2, 1, 0, 1, 1]
 

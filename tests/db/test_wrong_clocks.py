@@ -18,14 +18,16 @@ from manager.store.applications import put_application
 from manager.store.arrivals import HELD, RESUMED, Arrivals, clock_ahead_s
 from manager.store.audit import LOCAL, Actor, record
 from manager.store.database import Database
-from manager.store.decision_records import store_new, store_ticks
+from manager.store.event_records import store_events
 from manager.store.host_models import TickRollupRow
 from manager.store.hosts import put_host
-from manager.store.models import ApplicationRow, Base, EventRow, RollupRow, TickRow, WindowRow
+from manager.store.models import ApplicationRow, Base, EventRow, RollupRow, WindowRow
+from manager.store.pack_models import TickPackRow
 from manager.store.registrations import get
 from manager.store.retention import Cleanup, Keep, prune, prune_access
 from manager.store.rollups import RollUps
 from manager.store.silent_hosts import host_event
+from manager.store.tick_packs import store_ticks
 from manager.store.tick_rollups import TickRollUps
 from manager.store.windows import replace_windows
 from tests.aging import Machine
@@ -35,7 +37,7 @@ SLOT = timedelta(seconds=5)
 MINUTE, STEP = timedelta(minutes=1), timedelta(minutes=5)
 DAY, YEAR = timedelta(days=1), timedelta(days=365)
 KEEP = Keep(timedelta(hours=3), 30 * DAY, 730 * DAY)
-EVERYTHING = (WindowRow, RollupRow, TickRow, TickRollupRow, EventRow)
+EVERYTHING = (WindowRow, RollupRow, TickPackRow, TickRollupRow, EventRow)
 
 
 @dataclass
@@ -140,7 +142,7 @@ def fleet(database: Database) -> Fleet:
 
 def store_new_event(database: Database) -> None:
     with database.writing() as session:
-        store_new(session, EventRow, [host_event("h", HOUR, Severity.INFO, "x", "x")])
+        store_events(session, [host_event("h", HOUR, Severity.INFO, "x", "x")])
 
 
 FULL = 60 * 20
@@ -152,7 +154,7 @@ def test_two_ticks_a_year_ahead_stop_no_roll_up_and_nothing_is_forgotten_that_wa
     fleet.live(timedelta(hours=2, minutes=5))
     assert fleet.tick_hours()[:2] == [(0, 60), (1, 60)]
     fleet.live(timedelta(hours=3, minutes=10), reports=False)
-    assert fleet.count(TickRow)["ticks"] < 5, "but what was rolled up goes in its time"
+    assert fleet.count(TickPackRow)["tick_packs"] < 5, "but what was rolled up goes in its time"
     assert fleet.tick_hours()[:2] == [(0, 60), (1, 60)]
 
 

@@ -1,0 +1,58 @@
+"""More tables: the ticks and decisions of a host, those of a minute in few rows, as one report brought them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column
+
+from manager.store.models import Base, Serial
+
+
+class PackRow(Base):
+    """Common columns. All that is in a row happened within one minute, at ``last_at`` the newest of it.
+
+    ``claimed_from`` and ``claimed_until``: when the oldest and the newest happened by the host's clock, which may have
+    been ahead, see ``manager.control.dating``; by that a repeated report is found again. ``body``: see
+    ``manager.model.packed_records``.
+    """
+
+    __abstract__ = True
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    host: Mapped[str]
+    last_at: Mapped[datetime] = mapped_column(index=True)
+    claimed_from: Mapped[datetime]
+    claimed_until: Mapped[datetime]
+    body: Mapped[bytes]
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Index, ...]:  # noqa: N805 - a class
+        return Index(None, "host", "last_at"), Index(None, "host", "claimed_until")
+
+
+class TickPackRow(PackRow):
+    """Ticks of a host."""
+
+    __tablename__ = "tick_packs"
+
+
+class DecisionPackRow(PackRow):
+    """Decisions of a host. ``about``: their VMs, knobs and outcomes, see ``manager.store.decision_packs``."""
+
+    __tablename__ = "decision_packs"
+
+    about: Mapped[str]
+
+
+class DecidedVmRow(Base):
+    """A VM about which a host decided anything on a day (UTC), given by its start."""
+
+    __tablename__ = "decided_vms"
+    __table_args__ = (UniqueConstraint("vm", "host", "day"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    vm: Mapped[str]
+    host: Mapped[str]
+    day: Mapped[datetime] = mapped_column(index=True)

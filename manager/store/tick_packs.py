@@ -1,0 +1,114 @@
+"""Ticks of hosts: stored once however often they are reported, read newest first or oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from manager.model.packed_records import PackedTick, microseconds, moment_of, pack_ticks, unpack_ticks
+from manager.store.event_records import END, ranges
+from manager.store.pack_models import TickPackRow
+from manager.store.packs import (
+    MINUTE_US,
+    PackItem,
+    PackTimes,
+    between,
+    bodies_around,
+    columns_of,
+    newest_first,
+    number_of,
+)
+from manager.store.rollup_queue import MINUTE, note_ticks
+from manager.store.row_writes import insert_new
+
+_STEP = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTick:
+    """A tick. ``body`` is JSON text, ready to be answered; ``claimed_at``: by the host's clock, None: the same."""
+
+    at: datetime
+    claimed_at: datetime | None
+    body: str
+
+
+def store_ticks(
+    session: Session, host: str, ticks: Mapping[datetime, str], claimed: Mapping[datetime, datetime] | None = None
+) -> int:
+    """Store the ticks of a host, as JSON text in one line by their time, that are new; returns how many were.
+
+    ``claimed``: when they were by the host's clock, where that is another time; by that they are recognised again. The
+    host's row is locked.
+    """
+    if not ticks:
+        return 0
+    claims = claimed or {}
+    reported = [_packed(at, claims.get(at), body) for at, body in sorted(ticks.items())]
+    bodies = bodies_around(session, TickPackRow, host, [_times(tick) for tick in reported])
+    known = {_times(tick).claimed_us for body in bodies for tick in unpack_ticks(body)}
+    new = [tick for tick in reported if _times(tick).claimed_us not in known]
+    note_ticks(session, MINUTE, host, ticks)
+    rows = []
+    for _, of_minute in groupby(new, lambda tick: tick.at_us // MINUTE_US):
+        group = list(of_minute)
+        rows.append({**columns_of(host, [_times(tick) for tick in group]), "body": pack_ticks(group)})
+    insert_new(session, TickPackRow, rows)
+    return len(new)
+
+
+def list_ticks(
+    session: Session,
+    host: str,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    after: datetime | None = None,
+    latest: datetime = END,
+) -> Sequence[StoredTick]:
+    """At most ``limit`` ticks of a host, newest first, in ``ranges`` after a time."""
+    ticks: list[StoredTick] = []
+    for begin, end, is_after in ranges(since, until, latest, after):
+        before = min(end, after) if after is not None and is_after else end
+        if len(ticks) < limit:
+            ticks += islice(_newest(session, host, begin, before), limit - len(ticks))
+    return ticks
+
+
+def ticks_between(session: Session, host: str, since: datetime, until: datetime) -> list[StoredTick]:
+    """All ticks of a host from ``since`` until before ``until``, oldest first."""
+    return [*_newest(session, host, since, until)][::-1]
+
+
+def oldest_tick_at(session: Session, host: str, since: datetime) -> datetime | None:
+    """The time of a host's oldest tick from ``since`` on; None: there is none."""
+    query = select(func.min(TickPackRow.last_at)).where(TickPackRow.host == host, TickPackRow.last_at >= since)
+    last_at = session.scalar(query)
+    return None if last_at is None else ticks_between(session, host, since, last_at + _STEP)[0].at
+
+
+def _newest(session: Session, host: str, begin: datetime, end: datetime) -> Iterator[StoredTick]:
+    def items(row: Any) -> Iterator[PackItem]:
+        for place, tick in enumerate(unpack_ticks(row.body)):
+            at = moment_of(tick.at_us)
+            if begin <= at < end:
+                claimed_at = None if tick.claimed_us is None else moment_of(tick.claimed_us)
+                yield PackItem(at, number_of(row.id, place), StoredTick(at, claimed_at, tick.body))
+
+    columns = TickPackRow.id, TickPackRow.last_at, TickPackRow.body
+    query = select(*columns).where(TickPackRow.host == host, between(TickPackRow, begin, end))
+    return newest_first(session, query, TickPackRow, items)
+
+
+def _packed(at: datetime, claimed_at: datetime | None, body: str) -> PackedTick:
+    return PackedTick(microseconds(at), None if claimed_at is None else microseconds(claimed_at), body)
+
+
+def _times(tick: PackedTick) -> PackTimes:
+    return PackTimes(tick.at_us, tick.at_us if tick.claimed_us is None else tick.claimed_us)
