@@ -98,6 +98,7 @@ class Auto:
             pinning=False if crowd.floats else steps.pinning,
             explanations=tuple(explain(snapshot, decided)),
             bandwidths=steps.bandwidths if snapshot.memory_limits else None,
+            warps=steps.warps,
             on_trial=now.trial is not None or now.ladder.trial is not None or now.experiments.running is not None,
         )
 

@@ -30,6 +30,7 @@ class StepKind(StrEnum):
     BANDWIDTH = "bandwidth"
     FLOAT = "float"
     PIN = "pin"
+    WARP = "warp"
     ROOM = "room"
     """Pseudo-step: room comes by itself (``auto_room``), and is taken off on trial where it does not suffice."""
 
@@ -38,8 +39,8 @@ class StepKind(StrEnum):
 class LadderStep:
     """One setting: of the VM or application ``target``, empty: of the host.
 
-    ``amount``: pCPUs of a quota, ways, or the part of the memory bandwidth. ``application``: for whom it was taken.
-    ``level``: how far it goes, which tells a further step from it.
+    ``amount``: pCPUs of a quota, ways, the part of the memory bandwidth, or microseconds of warp. ``application``: for
+    whom it was taken. ``level``: how far it goes, which tells a further step from it.
     """
 
     kind: StepKind

@@ -94,6 +94,7 @@ def _words(step: LadderStep) -> str:
         StepKind.BANDWIDTH: f"the memory bandwidth of {step.target} is limited to {percent(step.amount)}",
         StepKind.FLOAT: "critical VMs float",
         StepKind.PIN: "critical VMs are pinned",
+        StepKind.WARP: f"VMs of {step.target} have a warp of {step.amount / 1000:.0f} ms",
         StepKind.ROOM: "batch VMs leave pCPUs",
     }
     return words[step.kind]
