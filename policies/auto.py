@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from manager.control.feedback_law import average
-from manager.control.placer import usable_cpus, wants_pins
+from manager.control.placer import usable_cpus
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
+from policies.auto_crowd import next_crowd
 from policies.auto_explanation import Decided, explain
 from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
@@ -44,8 +45,6 @@ SWAP = 0.3
 """And how many others must save that take the place of levels in force."""
 SIMPLER = 0.02
 """What each step down must save."""
-FEWEST_TO_FLOAT = 3
-"""On fewer pCPUs than these, crowded critical VMs stay packed."""
 SHOWN = 1.64
 """Standard errors by which those to be saved must do better: 5 % of changes without any effect pass."""
 COURSE_SMOOTHING = 0.3
@@ -74,8 +73,8 @@ class Auto:
         known = {app.name for app in model.applications}  # of others nobody knows whether it is right any more
         levels = {name: level for name, level in before.levels.items() if name in known}
         learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
-        crowd = _crowd(snapshot)
-        pinning = False if crowd else step_goals(before.ladder, snapshot).pinning
+        crowd = next_crowd(before.crowd, snapshot)
+        pinning = False if crowd.floats else step_goals(before.ladder, snapshot).pinning
         pinned = snapshot.host.pinning if pinning is None else pinning
         shared = not pinned or len(usable_cpus(snapshot)) == 1
         learnt = _observed(model, learnt, snapshot)
@@ -83,13 +82,12 @@ class Auto:
         may = shared and before.ladder.may_have_room(snapshot.steady_s)
         room = _room(model, snapshot, before, may=may)
         left = before.room.pcpus and enforced(batch_vms(snapshot))
-        now = replace(now, room=room, before_room=before.before_room if left else now.courses)
+        now = replace(now, room=room, before_room=before.before_room if left else now.courses, crowd=crowd)
         now = climbed(snapshot, model, before, now)
         goals, cpus = tuple(_goal(vm, now, scale) for vm in snapshot.vms), tuple(room_goals(now.room, snapshot))
         steps = step_goals(now.ladder, snapshot)
         apps = {app.name: app for app in model.applications}
-        floating = crowd if snapshot.host.pinning else None
-        decided = Decided(now, scale, apps, {goal.vm for goal in cpus}, shared, floating)
+        decided = Decided(now, scale, apps, {goal.vm for goal in cpus}, shared)
         return Decision(
             weights=goals,
             memory=now,
@@ -98,10 +96,11 @@ class Auto:
             cpus=cpus,
             quotas=(*steps.quotas, *now.experiments.goals),
             ways=steps.ways,
-            pinning=False if crowd else steps.pinning,
+            pinning=False if crowd.floats else steps.pinning,
             explanations=tuple(explain(snapshot, decided)),
             bandwidths=steps.bandwidths if snapshot.memory_limits else None,
             resources=tuple(resource_goals(now.ladder, snapshot)),
+            warps=steps.warps,
             on_trial=now.trial is not None or now.ladder.trial is not None or now.experiments.running is not None,
         )
 
@@ -120,12 +119,6 @@ def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, *, may: bool
     violated = any(app.at_risk and app.log_miss > 0 for app in model.applications)
     on_trial = before.ladder.trial is not None or before.experiments.running is not None
     return next_room(before.room, snapshot, at_risk=at_risk, violated=violated, may=may, stays=on_trial)
-
-
-def _crowd(snapshot: Snapshot) -> tuple[int, int] | None:
-    """Critical vCPUs, and the fewer pCPUs they may be pinned to: who shares one could not use another that idles."""
-    vcpus, pcpus = sum(vm.vcpus for vm in snapshot.vms if wants_pins(vm, snapshot)), len(usable_cpus(snapshot))
-    return (vcpus, pcpus) if vcpus > pcpus >= FEWEST_TO_FLOAT else None
 
 
 def _courses(model: HostModel, before: Courses) -> dict[str, float]:

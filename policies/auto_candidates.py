@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from manager.control.hold_experiment import HoldFinding
 from manager.control.placer import usable_cpus, wants_pins
+from manager.control.warp_plan import auto_warp_us, can_warp, is_left_to_policy
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.registration import LEAST_LIMIT_PCPUS, Mode
 from manager.model.units import percent
@@ -34,12 +35,12 @@ WAYS_LEVELS = (0.25, 0.5, 0.75)
 """Parts of the cache for an application alone, step by step."""
 BANDWIDTH_EFFECT, WAYS_EFFECT = 0.4, 0.3
 """Usual fall of ln(percentile) where nobody moves memory any more, and where all ways are an application's own."""
-IDLE_PART, PLACEMENT_PART = 0.2, 0.3
-"""Of the effect of vCPU wait, what the idle class, and another placement, are taken to save."""
-IDLE_COST, PLACEMENT_COST, WAYS_COST, BANDWIDTH_COST = 0.05, 0.05, 0.15, 0.5
+IDLE_PART, PLACEMENT_PART, WARP_PART = 0.2, 0.3, 0.4
+"""Of the effect of vCPU wait, what the idle class, another placement, and a warp, are taken to save."""
+IDLE_COST, PLACEMENT_COST, WARP_COST, WAYS_COST, BANDWIDTH_COST = 0.05, 0.05, 0.02, 0.15, 0.5
 """What batch VMs lose, as a part: of the whole, of the ways that are taken, and of the bandwidth that a VM loses."""
 OTHERS_COST = 0.05
-"""What others may lose by another placement, or by ways, in ln(percentile / target)."""
+"""What others may lose by another placement, by ways or by a warp, in ln(percentile / target)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def candidates(
             yield from _quota(case)
         if case.by_wait:
             yield from _placement(case)
+            yield from _warp(case)
         yield from _memory(case)
 
 
@@ -160,6 +162,18 @@ def _placement(case: _Case) -> Iterator[StepCandidate]:
     where = "pinned" if other is StepKind.FLOAT else "floating"
     gain = PLACEMENT_PART * case.by_wait
     yield StepCandidate(case.step(other), gain, PLACEMENT_COST, OTHERS_COST, f"{case.waits}, {where} as it is")
+
+
+def _warp(case: _Case) -> Iterator[StepCandidate]:
+    """A warp by the SLA for VMs for which none is registered, where the host has a mechanism that was chosen."""
+    application = case.view.application
+    left = [vm for vm in case.vms if is_left_to_policy(vm.spec, application)]
+    warp_us = min(auto_warp_us(case.app.sla.response_time_ms), case.snapshot.host.warp_max_us)
+    if not (left and warp_us and can_warp(case.snapshot)) or (StepKind.WARP, case.app.name) in case.in_force:
+        return
+    others = any(vm.critical and vm.application != case.app.name for vm in case.snapshot.vms)
+    step = case.step(StepKind.WARP, case.app.name, float(warp_us))
+    yield StepCandidate(step, WARP_PART * case.by_wait, WARP_COST, OTHERS_COST if others else 0.0, case.waits)
 
 
 def _memory(case: _Case) -> Iterator[StepCandidate]:

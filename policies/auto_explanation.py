@@ -37,7 +37,7 @@ class Decided:
     """What was decided: ``now`` is remembered. ``applications`` are those with response times, by name.
 
     ``left_by`` names the batch VMs that are kept off the pCPUs of room. ``shared``: weights may differ, and room be
-    left. ``crowd``: where critical VMs float because of that, their vCPUs, and the pCPUs they may be pinned to.
+    left.
     """
 
     now: AutoMemory
@@ -45,7 +45,6 @@ class Decided:
     applications: Mapping[str, AppModel]
     left_by: Collection[str]
     shared: bool
-    crowd: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +163,14 @@ def _room(host: _Host, app: AppModel) -> Iterator[str]:
 
 def _floating(host: _Host, application: str) -> Iterator[str]:
     floating = [vm for vm in host.vms[application] if vm.spec.pin is None and vm.mode is not Mode.RELEASED]
-    if host.decided.crowd and floating:
-        vcpus, pcpus = host.decided.crowd
-        why = f"as {vcpus} critical vCPUs outnumber the {pcpus} pCPUs they may be pinned to"
-        yield f"Its VMs float, {why}." if enforced(floating) else f"In mode enforce, its VMs would float, {why}."
+    crowd = host.decided.now.crowd
+    if not (crowd.vcpus and floating):
+        return
+    why = f"{crowd.vcpus} critical vCPUs outnumber the {crowd.pcpus} pCPUs they may be pinned to"
+    if crowd.floats:
+        yield f"Its VMs float, as {why}." if enforced(floating) else f"In mode enforce, its VMs would float, as {why}."
+    else:
+        yield f"Its VMs stay packed although {why}, as VMs with a vCPU on most of these use much of them."
 
 
 def _no_longer(host: _Host, app: AppModel) -> Iterator[str]:

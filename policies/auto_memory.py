@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from policies.auto_crowd import Crowd
 from policies.auto_experiment import Experiments
 from policies.auto_model import Fits
 from policies.auto_room import Room
@@ -70,3 +71,4 @@ class AutoMemory:
     ladder: StepsMemory = field(default_factory=StepsMemory)
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
     experiments: Experiments = field(default_factory=Experiments)
+    crowd: Crowd = field(default_factory=Crowd)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from manager.model.decision import BandwidthGoal, IdleGoal, QuotaGoal, Snapshot, WaysGoal
+from manager.control.warp_plan import can_warp
+from manager.model.decision import BandwidthGoal, IdleGoal, QuotaGoal, Snapshot, WarpGoal, WaysGoal
 from policies.auto_steps import LadderStep, StepKind, StepsMemory
-from policies.cores import batch_vms
+from policies.cores import batch_vms, managed
 
 
 @dataclass(frozen=True, slots=True)
 class StepGoals:
-    """What the steps set, see ``Decision``. ``pinning`` None: as without a step."""
+    """What the steps set, see ``Decision``. ``pinning`` and ``warps`` None: as without a step."""
 
     idle: tuple[IdleGoal, ...] = ()
     quotas: tuple[QuotaGoal, ...] = ()
     ways: tuple[WaysGoal, ...] = ()
     bandwidths: tuple[BandwidthGoal, ...] = ()
     pinning: bool | None = None
+    warps: tuple[WarpGoal, ...] | None = None
 
 
 def step_goals(ladder: StepsMemory, snapshot: Snapshot) -> StepGoals:
@@ -46,6 +48,17 @@ def step_goals(ladder: StepsMemory, snapshot: Snapshot) -> StepGoals:
             BandwidthGoal(step.target, step.amount, why(step)) for step in _sorted(by_kind.get(StepKind.BANDWIDTH, ()))
         ),
         placed[0] is StepKind.PIN if placed else None,
+        _warps(by_kind.get(StepKind.WARP, ()), snapshot, why) if can_warp(snapshot) else None,
+    )
+
+
+def _warps(steps: Iterable[LadderStep], snapshot: Snapshot, why: Callable[[LadderStep], str]) -> tuple[WarpGoal, ...]:
+    """For all critical VMs of the applications; what is registered for one counts before it."""
+    return tuple(
+        WarpGoal(vm.name, int(step.amount), why(step))
+        for step in _sorted(steps)
+        for vm in managed(snapshot)
+        if vm.critical and vm.application == step.target
     )
 
 

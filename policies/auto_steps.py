@@ -35,6 +35,7 @@ class StepKind(StrEnum):
     DISK_WEIGHTS = "disk-weights"
     DISK_CEILING = "disk-ceiling"
     UPLINK_SHARES = "uplink-shares"
+    WARP = "warp"
     ROOM = "room"
     """Pseudo-step: room comes by itself (``auto_room``), and is taken off on trial where it does not suffice."""
 
@@ -43,8 +44,9 @@ class StepKind(StrEnum):
 class LadderStep:
     """One setting: of the VM or application ``target``, empty: of the host.
 
-    ``amount``: pCPUs of a quota, ways, the part of the memory bandwidth, or requests per second of the ``disk`` of that
-    number. ``application``: for whom it was taken. ``level``: how far it goes, which tells a further step from it.
+    ``amount``: pCPUs of a quota, ways, the part of the memory bandwidth, microseconds of warp, or requests per second
+    of the ``disk`` of that number. ``application``: for whom it was taken. ``level``: how far it goes, which tells a
+    further step from it.
     """
 
     kind: StepKind

@@ -100,6 +100,7 @@ def _words(step: LadderStep) -> str:
         StepKind.DISK_CEILING: f"{f'batch VM {step.target}' if step.target else 'each batch VM'} may make"
         f" {step.amount:.0f} requests/s of a disk",
         StepKind.UPLINK_SHARES: "uplinks are divided, critical VMs first",
+        StepKind.WARP: f"VMs of {step.target} have a warp of {step.amount / 1000:.0f} ms",
         StepKind.ROOM: "batch VMs leave pCPUs",
     }
     return words[step.kind]

@@ -22,10 +22,12 @@ from manager.model.decision import (
     ResourceGoal,
     ShownCause,
     Snapshot,
+    WarpGoal,
     WaysGoal,
     WeightGoal,
 )
 from manager.model.registration import LEAST_LIMIT_PCPUS, MOST_LIMIT_PCPUS
+from manager.model.warp import MOST_WARP_US
 
 
 def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
@@ -47,6 +49,8 @@ def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
         yield from _of_goals(decision.bandwidths, _BANDWIDTHS, batch, online)
     if decision.resources != ():
         yield from _of_resources(decision.resources, snapshot)
+    if decision.warps is not None:
+        yield from _of_goals(decision.warps, _WARPS, vms, online)
     if decision.ways != () or decision.explanations != ():
         applications = {view.application.name for view in snapshot.applications}
         yield from _of_goals(decision.ways, _WAYS, applications, online)
@@ -193,6 +197,12 @@ def _ways(goal: WaysGoal, _online: CpuSet) -> str:
     return f"gives application {goal.application!r} {goal.ways!r} ways; use a whole number of at least 1"
 
 
+def _warp(goal: WarpGoal, _online: CpuSet) -> str:
+    if _is_whole(goal.warp_us) and goal.warp_us <= MOST_WARP_US:
+        return ""
+    return f"gives VM {goal.vm!r} the warp {goal.warp_us!r}; use whole microseconds from 1 to {MOST_WARP_US}"
+
+
 def _is_whole(value: object, least: int = 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -200,6 +210,7 @@ def _is_whole(value: object, least: int = 1) -> bool:
 _WEIGHTS = _Kind(WeightGoal, "a weight goal", "weight goals", "VM", "gives {} two weights", _weight)
 _IDLE = _Kind(IdleGoal, "an idle goal", "idle goals", "VM", "says twice whether {} is to be idle", _idle)
 _CPUS = _Kind(CpusGoal, "a goal for pCPUs", "goals for pCPUs", "VM", "gives {} two sets of pCPUs", _cpus)
+_WARPS = _Kind(WarpGoal, "a warp goal", "warp goals", "VM", "gives {} two warps", _warp)
 _QUOTAS = _Kind(QuotaGoal, "a quota goal", "quota goals", "VM", "gives {} two quotas", _quota)
 _BANDWIDTHS = _Kind(
     BandwidthGoal, "a bandwidth goal", "bandwidth goals", "batch VM", "limits the bandwidth of {} twice", _bandwidth

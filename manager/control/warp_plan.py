@@ -6,10 +6,10 @@ And by which mechanism a host's warps are given, and how our sched_ext scheduler
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from manager.model.decision import Owned, Snapshot, VmView
+from manager.model.decision import Owned, Snapshot, VmView, WarpGoal
 from manager.model.knobs import KnobValue
 from manager.model.registration import Application, Assignment, HostSpec, Mode, VmClass, VmSpec
 from manager.model.warp import (
@@ -68,6 +68,12 @@ class Wanted:
 _NONE = Wanted(0, "")
 
 
+def is_left_to_policy(spec: VmSpec, application: Application | None) -> bool:
+    """Whether a VM has a warp by its SLA alone, as none is registered for it or its application."""
+    unsaid = spec.warp_us is None and application is not None and application.warp_us is None
+    return unsaid and wanted_of(spec, application).warp_us > 0
+
+
 def wanted_of(spec: VmSpec, application: Application | None) -> Wanted:
     """What was registered for a VM that serves that application, or none.
 
@@ -100,8 +106,8 @@ def warped_vms(assignment: Assignment) -> frozenset[str]:
     return frozenset(spec.name for spec in assignment.vms if wanted_of(spec, serves.get(spec.name)).warp_us)
 
 
-def warps(snapshot: Snapshot) -> Mapping[str, Wanted]:
-    """The warp of each VM that is to have one, by name.
+def warps(snapshot: Snapshot, decided: Sequence[WarpGoal] | None = None) -> Mapping[str, Wanted]:
+    """The warp of each VM that is to have one, by name; ``decided``: see ``Decision.warps``.
 
     None is larger than the host's ``warp_max_us``. And if those of all vCPUs come to more than that on average over the
     pCPUs, all are made smaller by the same factor, which leaves their order as it is: so who has no warp waits for
@@ -111,9 +117,13 @@ def warps(snapshot: Snapshot) -> Mapping[str, Wanted]:
     """
     host = snapshot.host
     serves = {view.application.name: view.application for view in snapshot.applications}
+    by_policy = {goal.vm: Wanted(goal.warp_us, f"{goal.reason}: warp") for goal in decided or ()}
     bounded: list[tuple[VmView, Wanted]] = []
     for view in snapshot.vms:
-        wanted = wanted_of(view.spec, serves.get(view.application or ""))
+        application = serves.get(view.application or "")
+        wanted = wanted_of(view.spec, application)
+        if decided is not None and is_left_to_policy(view.spec, application):
+            wanted = by_policy.get(view.name, _NONE)
         if wanted.warp_us and view.mode is not Mode.RELEASED:
             bounded.append((view, _at_most(wanted, min(host.warp_max_us, MOST_WARP_US))))
     together_us = sum(view.vcpus * wanted.warp_us for view, wanted in bounded)
@@ -202,10 +212,15 @@ class SchedulerSeen:
         return owned.external or (owned.settled and owned.intended == LOADED and self.value == UNLOADED)
 
 
-def plan_warps(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> tuple[WarpPlan, LadderMemory]:
-    """The warps of the host's VMs, and by what. Nothing is loaded for nobody, or for VMs that are only observed."""
+def plan_warps(
+    snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, decided: Sequence[WarpGoal] | None = None
+) -> tuple[WarpPlan, LadderMemory]:
+    """The warps of the host's VMs, and by what. Nothing is loaded for nobody, or for VMs that are only observed.
+
+    ``decided``: see ``Decision.warps``.
+    """
     host = snapshot.host
-    wanted = {} if host.warp is WarpUse.OFF else warps(snapshot)
+    wanted = {} if host.warp is WarpUse.OFF else warps(snapshot, decided)
     if not wanted:
         detail = "switched off" if host.warp is WarpUse.OFF else "no VM that runs here is to have a warp"
         return replace(NO_WARPS, detail=detail), replace(memory, asked=False)
@@ -267,6 +282,16 @@ def _failed(memory: LadderMemory, host: HostSpec) -> str:
     if memory.failures >= MOST_TRIES:
         again = f"it is not tried again before `equipoise adopt --host {host.name}`"
     return f"warps: {what}, failure {memory.failures} of at most {MOST_TRIES} in a row; all tasks are EEVDF's; {again}"
+
+
+def can_warp(snapshot: Snapshot) -> bool:
+    """Whether the host has the mechanism that was chosen for its warps, and no scheduler of another tool decides."""
+    use, capabilities = snapshot.host.warp, snapshot.capabilities
+    if use is WarpUse.OFF or (capabilities.scheduler and not capabilities.scheduler_is_ours):
+        return False
+    loadable = any(offer.available and offer.mechanism is Mechanism.SCHED_EXT for offer in capabilities.warps)
+    own = use is WarpUse.SCHED_EXT and (loadable or capabilities.scheduler_is_ours)
+    return own or standing(capabilities.warps, use) is not None
 
 
 def _below(snapshot: Snapshot) -> WarpPlan:

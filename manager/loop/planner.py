@@ -197,7 +197,7 @@ class Planner:
         self._ceilings = ceilings.state
         entry = journal.entries.get(SCHEDULER)
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
-        self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
+        self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder, decision.warps)
         wishes = Wishes(
             grouped.decision,
             placement,

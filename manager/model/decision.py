@@ -188,6 +188,15 @@ class ResourceGoal:
 
 
 @dataclass(frozen=True, slots=True)
+class WarpGoal:
+    """The warp of a VM, in microseconds, from 1 to MOST_WARP_US."""
+
+    vm: str
+    warp_us: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What an operator should know of an application for as long as it lasts, such as that its data are stale."""
 
@@ -237,9 +246,10 @@ class Decision:
     application; no two of ``resources`` are of the same control, VM and disk. Where a host lacks a control, what needs
     it is left out. ``pinning`` None: as the host is registered; False: critical VMs float. ``bandwidths`` None: the
     agent holds back noisy neighbours by itself; else these alone, all as far as the least share says: they are one
-    group with one limit. ``on_trial``: the policy judges a change by response times, so that the agent tries no other
-    ways meanwhile. What is registered for a VM or allowed by the agent binds a policy, too
-    (docs/concepts/policies.md).
+    group with one limit. ``warps`` None: each VM has the warp that is registered, or by its SLA where nothing is; else
+    those that would have one by their SLA have these alone. ``on_trial``: the policy judges a change by response times,
+    so that the agent tries no other ways meanwhile. What is registered for a VM or allowed by the agent binds a policy,
+    too (docs/concepts/policies.md).
     """
 
     weights: tuple[WeightGoal, ...] = ()
@@ -254,6 +264,7 @@ class Decision:
     bandwidths: tuple[BandwidthGoal, ...] | None = None
     on_trial: bool = False
     resources: tuple[ResourceGoal, ...] = ()
+    warps: tuple[WarpGoal, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

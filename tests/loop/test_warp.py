@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +11,14 @@ from manager.control.warp_plan import FIRST_RETRY_S
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import TickResult
+from manager.model.decision import Decision, WarpGoal
 from manager.model.knobs import WARPS, Knob, KnobKey
 from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
 from manager.model.warp import LOADED, OUTDATED, UNLOADED, Mechanism, WarpUse
 from tests.fakes.host import SCHEDULER, domain_uuid
 from tests.loop.conftest import Rig
+from tests.loop.test_decided_knobs import TheRig
 
 
 @pytest.fixture
@@ -269,3 +272,21 @@ def test_metrics(host: Rig) -> None:
     assert mechanisms == {mechanism: float(mechanism is Mechanism.SCHED_EXT) for mechanism in Mechanism}
     assert lines["equipoise_sched_ext_events_total", "preemptions"] == 3
     assert lines[("equipoise_sched_ext_borrowed_seconds_total",)] == 2
+
+
+def test_a_warp_that_a_policy_decides_is_set_and_taken_back_with_its_goal(tmp_path: Path) -> None:
+    rig = TheRig(tmp_path)
+    rig.host.mechanisms = (Mechanism.BVT,)
+    shop = Application("shop", (Tier("web", ("web",)),), Sla(10.0))
+    rig.assignment = replace(rig.assignment, applications=(shop,))
+    rig.control(pinning=False, warp=WarpUse.ON)
+
+    def warping(*goals: WarpGoal) -> int | None:
+        rig.decide(lambda _why: Decision(warps=goals))
+        return rig.value("web", Knob.BVT_WARP)
+
+    assert warping() == 0, "the policy gives none, whatever the SLA says"
+    assert warping(WarpGoal("web", 8_000, "on trial")) == 8_000_000
+    assert warping() == 0
+    rig.decide(lambda _why: Decision())
+    assert rig.value("web", Knob.BVT_WARP) == 29_651_000, "by the SLA, where the policy says nothing of warps"

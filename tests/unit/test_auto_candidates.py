@@ -11,6 +11,7 @@ from manager.control.hold_experiment import HoldFinding
 from manager.control.resolve import validate
 from manager.model.decision import Decision, Snapshot, VmView
 from manager.model.registration import LEAST_LIMIT_PCPUS, HostSpec, Mode, VmClass
+from manager.model.warp import Mechanism, Offer, WarpUse
 from policies.auto_candidates import candidates
 from policies.auto_model import AppModel, VmUse
 from policies.auto_step_goals import step_goals
@@ -213,3 +214,35 @@ def test_it_says_what_would_be_tried_where_nothing_is_written() -> None:
         "In mode enforce, it would be tried whether it helps that the memory bandwidth of hog is limited to 25 %,"
         " as hog moves 80 % of the memory traffic."
     )
+
+
+def warping(target_ms: float = 10.0, use: WarpUse = WarpUse.ON, **spec: object) -> Snapshot:
+    """A host that has the BVT patch, and an SLA of ``target_ms``."""
+    vms = replace(shop(), spec=replace(shop().spec, **spec)), batch("hog", 0.6)  # type: ignore[arg-type]
+    one_pcpu = moment(NOW_S, application("shop", [1.5 * target_ms], target_ms, NOW_S), vms=vms)
+    bvt = replace(capabilities(), warps=(Offer(Mechanism.BVT, True, "patched"),))
+    return replace(one_pcpu, capabilities=bvt, host=HostSpec("h1", warp=use))
+
+
+def test_a_warp_is_tried_where_the_host_can_and_nobody_registered_one() -> None:
+    model = app_model("shop", 0, 15.0, 10.0)
+    warp = offered(warping(), 0.5, model=model)[StepKind.WARP]
+    assert (warp.step.target, warp.step.amount) == ("shop", 29_651.0)
+    assert warp.gain > offered(warping(), 0.2, model=model)[StepKind.WARP].gain
+    assert StepKind.WARP not in offered(warping(), 0.05, model=model), "it waits for nothing"
+    assert StepKind.WARP not in offered(warping(), 0.5, (kept(warp),), model)
+    assert StepKind.WARP not in offered(warping(use=WarpUse.OFF), 0.5, model=model)
+    assert StepKind.WARP not in offered(warping(warp_us=5_000), 0.5, model=model)
+    assert StepKind.WARP not in offered(warping(200.0), 0.5), "an SLA that asks for none"
+
+
+def test_warps_are_given_by_steps_alone_where_the_host_can() -> None:
+    assert step_goals(StepsMemory(), seen(shop())).warps is None, "as registered"
+    assert step_goals(StepsMemory(), warping()).warps == ()
+    step = LadderStep(StepKind.WARP, "shop", 29_651.0, "shop")
+    memory = StepsMemory(in_force=(kept(StepCandidate(step, 0.3, 0.02, 0.0, "it waits")),))
+    [goal] = step_goals(memory, warping()).warps or ()
+    assert (goal.vm, goal.warp_us, goal.reason) == ("shop", 29_651, "auto: for the SLA of shop (kept)")
+    assert validate(Decision(warps=(goal,)), warping()) is None
+    [text, *_] = told_steps(memory, "shop", "p95", NOW_S, acts=True)
+    assert text.startswith("VMs of shop have a warp of 30 ms")

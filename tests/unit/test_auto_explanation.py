@@ -16,6 +16,7 @@ from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2
 from manager.model.registration import Mode, Sharing
 from manager.model.window import SlaState
 from policies.auto import POLICY as AUTO
+from policies.auto_crowd import Crowd
 from policies.auto_explanation import Decided, explain
 from policies.auto_memory import AutoMemory, Cooling, TakenBack, Trial
 from policies.auto_model import AppModel
@@ -62,7 +63,7 @@ BACK = replace(
 
 def told(snapshot: Snapshot, now: AutoMemory, applications: Mapping[str, AppModel], **fields: object) -> dict[str, str]:
     left_by = {"batch"} if now.room.pcpus else frozenset[str]()
-    decided = Decided(now, CPU_WEIGHT_V2, applications, left_by, shared=True, crowd=None)
+    decided = Decided(now, CPU_WEIGHT_V2, applications, left_by, shared=True)
     return {each.application: each.text for each in explain(snapshot, replace(decided, **fields))}
 
 
@@ -175,12 +176,21 @@ def test_room_that_has_cost_too_much() -> None:
 )
 def test_floating(mode: Mode, begin: str) -> None:
     snapshot = observed(seen(), mode)
-    text = told(snapshot, CALM, models(), crowd=(4, 3))["shop"]
+    floating = replace(CALM, crowd=Crowd(4, 3, 0.2, floats=True))
+    text = told(snapshot, floating, models())["shop"]
     assert text.startswith(
         f"{begin} float, as 4 critical vCPUs outnumber the 3 pCPUs they may be pinned to. Nothing else"
     )
     pinned = tuple(replace(each, spec=replace(each.spec, pin=True)) for each in snapshot.vms)
-    assert "float" not in told(replace(snapshot, vms=pinned), CALM, models(), crowd=(4, 3))["shop"]
+    assert "float" not in told(replace(snapshot, vms=pinned), floating, models())["shop"]
+
+
+def test_those_that_stay_packed() -> None:
+    packed = replace(CALM, crowd=Crowd(6, 4, 0.6, floats=False))
+    assert told(seen(), packed, models(), shared=False)["shop"].startswith(
+        "Its VMs stay packed although 6 critical vCPUs outnumber the 4 pCPUs they may be pinned to, as VMs with a vCPU"
+        " on most of these use much of them. Nothing else"
+    )
 
 
 def test_what_was_taken_back_until_it_may_be_tried_again() -> None:

@@ -24,6 +24,7 @@ from manager.model.decision import (
     ShownCause,
     Snapshot,
     VmView,
+    WarpGoal,
     WaysGoal,
 )
 from manager.model.knobs import Control, Knob, KnobKey
@@ -69,9 +70,15 @@ def resources(*goals: tuple[object, ...]) -> Decision:
     )
 
 
+def warp(*goals: tuple[object, object]) -> Decision:
+    return Decision(warps=tuple(WarpGoal(vm, warp_us, "why") for vm, warp_us in goals))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "decision",
     [
+        warp(("web", 100_000)),
+        warp(),
         shown(SHOWN),
         replace(bandwidths(("crunch", 0.25)), on_trial=True),
         bandwidths(("crunch", 1)),
@@ -163,6 +170,12 @@ def test_valid_decisions(decision: Decision) -> None:
             "explains application 'ghost', which is not a managed application of this host",
         ),
         (Decision(explanations=(Explanation("shop", ""),) * 2), "explains application 'shop' twice"),
+        (warp(("web", 1), ("web", 2)), "gives VM 'web' two warps"),
+        (warp(("ghost", 1)), "names VM 'ghost', which is not a managed VM of this host"),
+        *(
+            (warp(("web", warp_us)), f"gives VM 'web' the warp {warp_us!r}; use whole microseconds from 1 to 100000")
+            for warp_us in (0, 100_001, 2.0, True, None)
+        ),
         (shown("crunch"), "holds 'crunch' instead of the shown cause of 'shop'"),
         (
             shown(ShownCause("ghost", 0.5, 0.99, 1.0)),

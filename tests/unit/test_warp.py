@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.warp_plan import MAX_US, auto_warp_us, in_words, value_of, warped_vms, warps
-from manager.model.decision import ApplicationView, Snapshot, VmView
+from manager.control.warp_plan import MAX_US, auto_warp_us, can_warp, in_words, value_of, warped_vms, warps
+from manager.model.decision import ApplicationView, Snapshot, VmView, WarpGoal
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
-from manager.model.warp import Mechanism, WarpUse, WarpWish
+from manager.model.warp import Mechanism, Offer, WarpUse, WarpWish
 from manager.model.window import SlaState
 from tests.unit.build import snapshot
 
@@ -90,6 +90,49 @@ def test_a_vm_that_serves_nothing_gets_only_what_it_was_given() -> None:
 @pytest.mark.parametrize("host", [HostSpec("h1"), HostSpec("h1", Mode.RELEASED, warp=WarpUse.SCHED_EXT)])
 def test_nobody_is_asked_for_a_warp_where_none_is_given(host: HostSpec) -> None:
     assert warped_vms(Assignment(host, (VmSpec("web", CRITICAL, warp_us=500),))) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("sla_ms", "applications", "own", "decided_us", "warp_us"),
+    [
+        (10.0, None, None, None, 0),  # the policy decides warps, and gives it none
+        (10.0, None, None, 8_000, 8_000),
+        (10.0, None, None, 80_000, 50_000),  # the host's largest
+        (10.0, None, "auto", None, 29_651),  # what is registered is not the policy's
+        (10.0, 7_000, None, 8_000, 7_000),
+        (10.0, 0, None, 8_000, 0),
+        (1000.0, None, None, 8_000, 0),  # its SLA asks for none, so it is not read either
+    ],
+)
+def test_a_policy_decides_what_nobody_registered(
+    sla_ms: float, applications: WarpWish | None, own: WarpWish | None, decided_us: int | None, warp_us: int
+) -> None:
+    seen = moment(vm(warp_us=own), application=shop(sla_ms, applications))
+    goals = (WarpGoal("web", decided_us, "trial"),) if decided_us else ()
+    assert {name: one.warp_us for name, one in warps(seen, goals).items()} == ({"web": warp_us} if warp_us else {})
+
+
+BVT, SCX = Offer(Mechanism.BVT, True, "patched"), Offer(Mechanism.SCHED_EXT, True, "can be loaded")
+
+
+@pytest.mark.parametrize(
+    ("use", "offers", "scheduler", "possible"),
+    [
+        (WarpUse.OFF, (BVT, SCX), None, False),
+        (WarpUse.ON, (BVT,), None, True),
+        (WarpUse.ON, (SCX,), None, False),
+        (WarpUse.SCHED_EXT, (SCX,), None, True),
+        (WarpUse.SCHED_EXT, (replace(SCX, available=False),), None, False),
+        (WarpUse.SCHED_EXT, (BVT, SCX), "lavd", False),
+    ],
+)
+def test_whether_a_host_can_warp(
+    use: WarpUse, offers: tuple[Offer, ...], scheduler: str | None, possible: bool
+) -> None:
+    seen = moment(vm(), use=use)
+    assert (
+        can_warp(replace(seen, capabilities=replace(seen.capabilities, warps=offers, scheduler=scheduler))) is possible
+    )
 
 
 def test_a_released_vm_gets_none() -> None:
