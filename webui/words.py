@@ -99,6 +99,7 @@ CAUSES: Mapping[str, str] = {
     "memory": "Memory: pages of its VM on {host} are taken from it",
     "disk": "Disk: its VM on {host} waits for a disk",
     "network": "Network: packets of its VM on {host} are lost or held up",
+    "power": "Power: the pCPUs of its VM on {host} wake up slowly, or have a low clock",
     "not_cpu": "Not the CPU: look at {application} itself",
     "unknown": "Unknown: not enough evidence",
 }
@@ -118,6 +119,8 @@ MEASURES: Mapping[str, str] = {
     "disk_bytes_per_s": "read and written",
     "network_bytes_per_s": "received and sent",
     "dropped_packets_per_s": "packets lost",
+    "resume_us": "time its pCPUs take to resume from idle",
+    "clock_part": "clock of its pCPUs, share of the highest",
 }
 
 PERIODS: Mapping[str, tuple[str, int | None]] = {
@@ -187,6 +190,8 @@ def measured(value: float | None, metric: str) -> str:
         return throughput(value)
     if metric.endswith("_per_s"):
         return f"{digits(value)} /s"
+    if metric.endswith("_us"):
+        return milliseconds(value / 1000)
     return milliseconds(value) if metric.endswith("_ms") else percent(value)
 
 
@@ -282,6 +287,7 @@ LABELS: Mapping[str, str] = {
     "most_protected": "Protected at most (part of the host's memory)",
     "network.steps": "Let the policy divide uplinks",
     "network.batch_floor": "Batch VMs keep at least (part of the rate)",
+    "performance_governor": "Highest clock frequency for critical vCPUs",
     "pin": "Pin to pCPUs of its own",
     "pinning": "Pin critical VMs",
     "protect": "Protect memory of critical VMs",
@@ -290,6 +296,7 @@ LABELS: Mapping[str, str] = {
     "rate_query": "Query for the rate (PromQL)",
     "rate_mbit": "Rate (Mbit/s)",
     "reserved_cpus": "Reserved pCPUs",
+    "resume_latency_us": "Resume from idle within (us)",
     "scheduling": "Scheduling of its vCPUs",
     "shares": "Divide uplinks: critical VMs first",
     "sharing": "Above the agreed rate",

@@ -412,8 +412,10 @@ def _case(
         vcpus[vm["name"]] = count = VmStatus.model_validate_json(vm["status"]).vcpus
         limits[vm["name"]] = min(count, vm["max_pcpus"] or count)
     max_rate_rps = sla.max_rate_rps if sla else None
+    target_ms = sla.response_time_ms if sla else None
     shown = _shown(session, row, begun, timestamp(violation.end_s))
-    return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, vm_classes(session), shown)
+    classes = vm_classes(session)
+    return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, classes, shown, target_ms)
 
 
 def _shown(session: Session, row: ApplicationRow, start: datetime, end: datetime) -> ShownNeighbour | None:

@@ -62,7 +62,7 @@ class Case:
 
     ``vcpus`` and ``limits_pcpus`` (CPU seconds a second that a VM may use) are by VM, where known; ``classes`` are of
     all registered VMs. The rates are None where nobody knows them, or none was agreed. ``shown``: who was shown by
-    experiment to slow it then.
+    experiment to slow it then. ``target_ms`` is the SLA's response time.
     """
 
     application: str
@@ -74,6 +74,7 @@ class Case:
     limits_pcpus: Mapping[str, float] | None = None
     classes: Mapping[str, VmClass] | None = None
     shown: ShownNeighbour | None = None
+    target_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,14 @@ class Measure:
             "disk_bytes_per_s",
             "network_bytes_per_s",
             "dropped_packets_per_s",
+            "resume_us",
+            "clock_part",
         ],
         Field(
             description="cpu_share: of the host; wait_share: part of the time its vCPUs wanted to run that they waited;"
             " vcpu_used, vcpu_wait: parts of the time, of the vCPU that is full; memory_pressure, io_pressure: part of"
-            " the time in which a thread waited for it"
+            " the time in which a thread waited for it; resume_us: what its pCPUs take to resume from idle; clock_part:"
+            " their clock, as a part of the highest"
         ),
     ]
     before: float | None
