@@ -29,6 +29,7 @@ from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
+from policies.auto_resources import resource_goals
 from policies.auto_room import Room, next_room, room_goals
 from policies.auto_step_goals import step_goals
 from policies.cores import batch_vms, enforced
@@ -100,6 +101,7 @@ class Auto:
             pinning=False if crowd else steps.pinning,
             explanations=tuple(explain(snapshot, decided)),
             bandwidths=steps.bandwidths if snapshot.memory_limits else None,
+            resources=tuple(resource_goals(now.ladder, snapshot)),
             on_trial=now.trial is not None or now.ladder.trial is not None or now.experiments.running is not None,
         )
 

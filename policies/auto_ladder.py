@@ -11,6 +11,7 @@ from policies.auto_candidates import LEAST_WAIT, candidates, most_waiting
 from policies.auto_experiment import next_experiments
 from policies.auto_memory import AutoMemory
 from policies.auto_model import HostModel
+from policies.auto_resources import allowed_steps, resource_candidates
 from policies.auto_steps import LadderStep, StepCandidate, StepKind, StepsMemory, StepsMoment
 from policies.auto_trials import SETTLE_S, next_steps, with_room_trial
 from policies.cores import Sampling, enforced, managed, sample
@@ -28,7 +29,7 @@ def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoM
     settled = now.levels == before.levels and bool(now.room.pcpus) == bool(before.room.pcpus)
     samplings, samples = _sampled(snapshot, before.samplings)
     counting = {app.name for app in model.applications if not app.over}
-    ladder, running = before.ladder, before.experiments.running is not None
+    ladder, running = allowed_steps(before.ladder, snapshot), before.experiments.running is not None
     moment = StepsMoment(
         snapshot.steady_s,
         {name: value for name, value in samples.items() if name in counting},
@@ -57,6 +58,7 @@ def _candidates(snapshot: Snapshot, model: HostModel, now: AutoMemory) -> Iterat
     for each in candidates(snapshot, model.applications, now.fits.uses, now.ladder.in_force, findings):
         if each.step.kind is not StepKind.PIN or not now.levels:
             yield each
+    yield from resource_candidates(snapshot, model.applications, now.ladder.in_force)
 
 
 def _sampled(snapshot: Snapshot, before: Mapping[str, Sampling]) -> tuple[dict[str, Sampling], dict[str, float]]:

@@ -30,6 +30,11 @@ class StepKind(StrEnum):
     BANDWIDTH = "bandwidth"
     FLOAT = "float"
     PIN = "pin"
+    MEMORY_PROTECTION = "memory-protection"
+    MEMORY_CEILING = "memory-ceiling"
+    DISK_WEIGHTS = "disk-weights"
+    DISK_CEILING = "disk-ceiling"
+    UPLINK_SHARES = "uplink-shares"
     ROOM = "room"
     """Pseudo-step: room comes by itself (``auto_room``), and is taken off on trial where it does not suffice."""
 
@@ -38,8 +43,8 @@ class StepKind(StrEnum):
 class LadderStep:
     """One setting: of the VM or application ``target``, empty: of the host.
 
-    ``amount``: pCPUs of a quota, ways, or the part of the memory bandwidth. ``application``: for whom it was taken.
-    ``level``: how far it goes, which tells a further step from it.
+    ``amount``: pCPUs of a quota, ways, the part of the memory bandwidth, or requests per second of the ``disk`` of that
+    number. ``application``: for whom it was taken. ``level``: how far it goes, which tells a further step from it.
     """
 
     kind: StepKind
@@ -47,6 +52,7 @@ class LadderStep:
     amount: float
     application: str
     level: float = 1.0
+    disk: int = 0
 
     @property
     def knob(self) -> tuple[StepKind, str]:

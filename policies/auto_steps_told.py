@@ -11,7 +11,7 @@ from policies.auto_ladder import PROPOSED_S
 from policies.auto_steps import LadderStep, StepCandidate, StepEnd, StepInForce, StepKind, StepsMemory, StepTrial
 from policies.auto_trials import LONGEST_TRIAL_S, MOST_TRIAL_S, OFF_TRIAL_S
 
-_HOST_WIDE = frozenset({StepKind.IDLE, StepKind.FLOAT, StepKind.PIN})
+_HOST_WIDE = frozenset({StepKind.IDLE, StepKind.FLOAT, StepKind.PIN, StepKind.DISK_WEIGHTS, StepKind.UPLINK_SHARES})
 _ENDS = {StepEnd.NO_EFFECT: "it was not shown to help", StepEnd.HARMED: "it did harm"}
 
 
@@ -94,6 +94,12 @@ def _words(step: LadderStep) -> str:
         StepKind.BANDWIDTH: f"the memory bandwidth of {step.target} is limited to {percent(step.amount)}",
         StepKind.FLOAT: "critical VMs float",
         StepKind.PIN: "critical VMs are pinned",
+        StepKind.MEMORY_PROTECTION: f"the memory of {step.target} is protected",
+        StepKind.MEMORY_CEILING: f"batch VM {step.target} has a ceiling of memory",
+        StepKind.DISK_WEIGHTS: "critical VMs are weighted over batch VMs on disks",
+        StepKind.DISK_CEILING: f"{f'batch VM {step.target}' if step.target else 'each batch VM'} may make"
+        f" {step.amount:.0f} requests/s of a disk",
+        StepKind.UPLINK_SHARES: "uplinks are divided, critical VMs first",
         StepKind.ROOM: "batch VMs leave pCPUs",
     }
     return words[step.kind]

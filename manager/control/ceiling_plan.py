@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from types import MappingProxyType
 
 from manager.control.resource_blame import SLOW_MS
+from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.control.violation_case import MAIN_PART
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import UNLIMITED, Knob, KnobKey
@@ -95,20 +97,36 @@ def plan_disk_ceilings(
     originals: Mapping[KnobKey, int],
     state: CeilingState,
     before: Mapping[KnobKey, int] = MappingProxyType({}),
+    decided: ResourceDecision = NOTHING_DECIDED,
 ) -> CeilingPlan:
     """The goals of a tick. ``originals`` are the ceilings that each domain has, as read, or had before us.
 
-    ``before``: what an agent set in its former life, kept until it has measured in this one.
+    ``before``: what an agent set in its former life, kept until it has measured in this one. Of a ceiling that the
+    policy ``decided`` and one by the settings the lower is taken.
     """
+    by_policy = list(_decided_goals(snapshot, uuids, originals, decided))
     if not snapshot.host.disk.ceilings:
-        return CeilingPlan()
+        return CeilingPlan(tuple(by_policy))
     views = [view for view in snapshot.vms if view.mode is not Mode.RELEASED]
     batch = {view.name for view in views if not view.critical}
     if before:
         state = _resumed({name: uuids[name] for name in batch}, before)
     if snapshot.resources is not state.seen:
         state = _advance(state, views, snapshot.resources)
-    return CeilingPlan(tuple(_goals(views, uuids, originals, state)), state)
+    lowest: dict[KnobKey, Goal] = {}
+    for goal in sorted((*_goals(views, uuids, originals, state), *by_policy), key=itemgetter(1)):
+        lowest.setdefault(goal.key, goal)
+    return CeilingPlan(tuple(lowest.values()), state)
+
+
+def _decided_goals(
+    snapshot: Snapshot, uuids: Mapping[str, str], originals: Mapping[KnobKey, int], decided: ResourceDecision
+) -> Iterator[Goal]:
+    views = {view.name: view for view in snapshot.vms if view.mode is not Mode.RELEASED}
+    for goal in decided.disk_ceilings:
+        if goal.vm in views:
+            ceiling = max(round(goal.requests_per_s), round(LEAST_CEILING_PER_S))
+            yield from _unless_lower(views[goal.vm], uuids, originals, goal.disk, ceiling, goal.reason)
 
 
 def _resumed(batch: Mapping[str, str], before: Mapping[KnobKey, int]) -> CeilingState:
@@ -199,9 +217,14 @@ def _goals(
     for number, held in sorted(state.held.items()):
         ceiling = round(held.each_per_s)
         for view in views:
-            if view.critical or view.name not in state.users[number]:
-                continue
-            key = KnobKey(uuids[view.name], Knob.DISK_CEILING, number)
-            original = originals.get(key)
-            if original is not None and (original == UNLIMITED or original > ceiling):
-                yield Goal(key, ceiling, held.reason, view.mode)
+            if not view.critical and view.name in state.users[number]:
+                yield from _unless_lower(view, uuids, originals, number, ceiling, held.reason)
+
+
+def _unless_lower(
+    view: VmView, uuids: Mapping[str, str], originals: Mapping[KnobKey, int], disk: int, ceiling: int, reason: str
+) -> Iterator[Goal]:
+    key = KnobKey(uuids[view.name], Knob.DISK_CEILING, disk)
+    original = originals.get(key)
+    if original is not None and (original == UNLIMITED or original > ceiling):
+        yield Goal(key, ceiling, reason, view.mode)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import DISK_WEIGHTS, Knob, KnobKey
 from manager.model.registration import Mode
@@ -48,13 +49,15 @@ def plan_disks(
     keys: Mapping[str, tuple[KnobKey, ...]],
     state: DiskState,
     before: Mapping[KnobKey, int] = MappingProxyType({}),
+    decided: ResourceDecision = NOTHING_DECIDED,
 ) -> DiskPlan:
     """The goals of a tick. ``keys`` are the weights that each domain has, by UUID, as read.
 
-    ``before``: what an agent set in its former life, kept until it has measured in this one.
+    ``before``: what an agent set in its former life, kept until it has measured in this one. ``decided``: the policy
+    wants them, where the settings do not.
     """
     rules = snapshot.host.disk
-    if not rules.weights:
+    if not (rules.weights or decided.disk_weights):
         return DiskPlan()
     views = [view for view in snapshot.vms if view.mode is not Mode.RELEASED]
     if before:
@@ -64,7 +67,8 @@ def plan_disks(
         state = replace(state, acting=acting, contested=contested)
     if snapshot.resources is not state.seen:
         state = _advance(state, views, snapshot.resources)
-    goals = tuple(_goals(views, uuids, keys, state, rules.batch_weight))
+    why = "" if rules.weights else f"{decided.disk_weights}; "
+    goals = tuple(_goals(views, uuids, keys, state, rules.batch_weight, why))
     return DiskPlan(goals, state)
 
 
@@ -91,10 +95,11 @@ def _goals(
     keys: Mapping[str, tuple[KnobKey, ...]],
     state: DiskState,
     batch_weight: int,
+    decided: str,
 ) -> Iterator[Goal]:
     for view in views:
         weight = CRITICAL_WEIGHT if view.critical else batch_weight
         for key in keys.get(uuids[view.name], ()):
             if key.knob in state.contested and key.knob in state.acting.get(view.name, ()):
-                why = f"{view.spec.vm_class}: it uses a disk that critical VMs use, on which weights act"
+                why = f"{decided}{view.spec.vm_class}: it uses a disk that critical VMs use, on which weights act"
                 yield Goal(key, weight, why, view.mode)

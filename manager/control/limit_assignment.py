@@ -55,13 +55,16 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
         Control.CACHE: ("dividing the cache", {"cache": CacheControl.OFF}),
         Control.MEMORY: (
             "protection and ceilings of memory",
-            {"memory": replace(host.memory, protect=False, ceilings=False)},
+            {"memory": replace(host.memory, protect=False, ceilings=False, steps=False)},
         ),
         Control.DISK: (
             "weights and ceilings of disks",
-            {"disk": replace(host.disk, weights=False, ceilings=False)},
+            {"disk": replace(host.disk, weights=False, ceilings=False, steps=False)},
         ),
-        Control.NETWORK: ("shares of uplinks", {"network": replace(host.network, shares=False)}),
+        Control.NETWORK: (
+            "shares of uplinks",
+            {"network": replace(host.network, shares=False, steps=False)},
+        ),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from manager.control.resource_blame import FAULTS_PER_S, LEAST_BYTES_PER_S, MEMORY_PRESSURE
+from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.registration import Mode
@@ -86,25 +87,44 @@ def plan_memory(
     groups: MemoryGroups,
     state: MemoryState,
     before: Mapping[KnobKey, int] = MappingProxyType({}),
+    decided: ResourceDecision = NOTHING_DECIDED,
 ) -> MemoryPlan:
     """The goals of a tick. ``before``: what an agent set in its former life, kept until it has measured in this one.
+
+    ``decided`` by the policy: whose memory is protected, and who has a ceiling, beside what the settings say.
 
     In rounds of readings, not in ticks: between two of them the goals are the same.
     """
     rules = snapshot.host.memory
-    if not rules.in_use:
+    if not (rules.protect or rules.ceilings or decided.protected or decided.memory_ceilings):
         return MemoryPlan()
     views = [view for view in snapshot.vms if view.mode is not Mode.RELEASED]
     state = _resumed(state, views, uuids, before)
     if snapshot.resources is not state.seen:
-        state = _advance(state, views, snapshot.resources, rules)
-    fitted, problems = _fitted(state, rules) if rules.protect else ({}, ())
+        state = _advance(state, views, snapshot.resources, rules, decided)
+    fitted, problems = (
+        _fitted(_in_force(state, rules, decided), rules) if rules.protect or decided.protected else ({}, ())
+    )
     goals = (
         *_protections(views, uuids, groups, fitted),
         *_above(views, uuids, groups, fitted),
-        *(_ceilings(views, uuids, groups, state) if rules.ceilings else ()),
+        *_ceilings(
+            [view for view in views if rules.ceilings or view.name in decided.memory_ceilings], uuids, groups, state
+        ),
     )
     return MemoryPlan(goals, problems, state)
+
+
+def _in_force(state: MemoryState, rules: MemoryRules, decided: ResourceDecision) -> MemoryState:
+    """What is protected by the settings, or by the policy with its reason."""
+    if rules.protect:
+        return state
+    protected = {
+        name: replace(each, reason=f"{decided.protected[name]}: {each.reason}")
+        for name, each in state.protected.items()
+        if name in decided.protected
+    }
+    return replace(state, protected=protected)
 
 
 def _resumed(
@@ -124,7 +144,9 @@ def _resumed(
     return replace(state, protected=protected, ceilings=ceilings)
 
 
-def _advance(state: MemoryState, views: list[VmView], use: ResourceUse, rules: MemoryRules) -> MemoryState:
+def _advance(
+    state: MemoryState, views: list[VmView], use: ResourceUse, rules: MemoryRules, decided: ResourceDecision
+) -> MemoryState:
     """One round on. A VM that was not measured, and one that is not there keep what they have, for a while."""
     by_name = {each.vm: each for each in use.vms}
     memory_bytes = use.memory_bytes or state.memory_bytes
@@ -141,14 +163,14 @@ def _advance(state: MemoryState, views: list[VmView], use: ResourceUse, rules: M
     short = _shortest(views, by_name)
     calm = 0 if short else state.calm + 1
     ceilings: dict[str, Ceiling] = {}
-    if calm < QUIET_ROUNDS:
-        batch = {view.name for view in views if not view.critical}
-        for name in sorted((batch | state.ceilings.keys()) - critical):
-            ceiling, measured = state.ceilings.get(name), by_name.get(name)
-            if name in batch and measured is not None:
-                ceiling = _next_ceiling(ceiling, measured, short, rules)
-            if ceiling is not None and ceiling.amount_bytes < (memory_bytes or ceiling.amount_bytes + 1):
-                ceilings[name] = ceiling
+    batch = {view.name for view in views if not view.critical}
+    by_settings = batch | state.ceilings.keys() if rules.ceilings and calm < QUIET_ROUNDS else set()
+    for name in sorted((by_settings | (decided.memory_ceilings.keys() & batch)) - critical):
+        ceiling, measured = state.ceilings.get(name), by_name.get(name)
+        if name in batch and measured is not None:
+            ceiling = _next_ceiling(ceiling, measured, short, rules, decided.memory_ceilings.get(name, ""))
+        if ceiling is not None and ceiling.amount_bytes < (memory_bytes or ceiling.amount_bytes + 1):
+            ceilings[name] = ceiling
     return MemoryState(use, protected, ceilings, calm, memory_bytes)
 
 
@@ -165,10 +187,15 @@ def _next_protected(now: Protected | None, use: VmResources | None, rules: Memor
     return fresh if now.quiet + 1 >= QUIET_ROUNDS else replace(now, quiet=now.quiet + 1)
 
 
-def _next_ceiling(now: Ceiling | None, use: VmResources, short: str, rules: MemoryRules) -> Ceiling | None:
+def _next_ceiling(
+    now: Ceiling | None, use: VmResources, short: str, rules: MemoryRules, decided: str
+) -> Ceiling | None:
     resident = use.resident_bytes
     if not resident:
         return now
+    if now is None and decided:
+        why = f"{decided}: {mebibytes(resident)} resident, and {percent(rules.headroom)} of that"
+        return Ceiling(_with_headroom(resident, rules), why)
     if now is None:
         if not short or (use.growth_bytes_per_s or 0.0) < LEAST_BYTES_PER_S:
             return None

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.network import MOST_KBIT, EgressGroup, UplinkPort
@@ -80,14 +81,17 @@ def plan_network(
     seen: UplinksSeen,
     state: NetworkState,
     journalled: Mapping[KnobKey, int] = MappingProxyType({}),
+    decided: ResourceDecision = NOTHING_DECIDED,
 ) -> NetworkPlan:
     """The goals of a tick. ``journalled``: what these knobs were last given, by this agent or one before it.
+
+    ``decided``: the policy wants uplinks divided, where the settings do not.
 
     Without a critical VM nothing is divided: batch VMs alone keep equal shares. What cannot be read stays as it is.
     """
     rules = snapshot.host.network
     views = [view for view in snapshot.vms if view.mode is not Mode.RELEASED]
-    if not rules.shares:
+    if not (rules.shares or decided.uplink_shares):
         return NetworkPlan()
     divided = {key.index: kbit for key, kbit in journalled.items() if key.knob is Knob.UPLINK_RATE and kbit > 0}
     if any(view.critical for view in views) or (state.critical_s is None and divided):
@@ -97,7 +101,8 @@ def plan_network(
     before = {**divided, **state.rates}
     rates, problems = _rates(rules, seen, before, journalled) if seen.uplinks else (before, [])
     state = _advance(state, rules, seen, rates, journalled)
-    goals = (*_uplink_goals(snapshot, seen, rates, state), *_vm_goals(views, uuids, seen, rates))
+    why = "" if rules.shares else f"{decided.uplink_shares}; "
+    goals = (*_uplink_goals(snapshot, seen, rates, state, why), *_vm_goals(views, uuids, seen, rates))
     return NetworkPlan(goals, tuple(problems), state)
 
 
@@ -170,6 +175,12 @@ def _advance(
     return NetworkState(state.critical_s, seen.monotonic_s, sent, ceilings, rates)
 
 
+def divisible(rules: NetworkRules, uplinks: Mapping[int, UplinkPort]) -> frozenset[str]:
+    """The names of the interfaces that can be divided by these settings: those with a rate, and no other qdisc."""
+    rates, _ = _rates(rules, UplinksSeen(0.0, uplinks), {}, {})
+    return frozenset(uplinks[index].name for index in rates if not uplinks[index].other_qdisc)
+
+
 def floor_kbit(rate_kbit: int, batch_floor: float) -> int:
     """Below which the ceiling of batch VMs never goes."""
     return min(max(round(rate_kbit * batch_floor), 1), rate_kbit)
@@ -188,12 +199,15 @@ def _ceiling(rate_kbit: int, critical_kbit: int, floor: int) -> BatchCeiling:
 
 
 def _uplink_goals(
-    snapshot: Snapshot, seen: UplinksSeen, rates: Mapping[int, int], state: NetworkState
+    snapshot: Snapshot, seen: UplinksSeen, rates: Mapping[int, int], state: NetworkState, decided: str
 ) -> Iterator[Goal]:
     mode = snapshot.host.mode
     for index, rate in rates.items():
         yield Goal(
-            KnobKey(HOST_UUID, Knob.UPLINK_RATE, index), rate, "critical VMs first, batch VMs what is left", mode
+            KnobKey(HOST_UUID, Knob.UPLINK_RATE, index),
+            rate,
+            f"{decided}critical VMs first, batch VMs what is left",
+            mode,
         )
         key, ceiling = KnobKey(HOST_UUID, Knob.BATCH_EGRESS, index), state.ceilings.get(index)
         if key in seen.keys and ceiling is not None:

@@ -16,6 +16,8 @@ from manager.model.decision import (
     IdleGoal,
     Note,
     QuotaGoal,
+    ResourceControl,
+    ResourceGoal,
     Snapshot,
     WaysGoal,
     WeightGoal,
@@ -40,6 +42,8 @@ def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
     if decision.bandwidths is not None:
         batch = {vm.name for vm in snapshot.vms if not vm.critical}
         yield from _of_goals(decision.bandwidths, _BANDWIDTHS, batch, online)
+    if decision.resources != ():
+        yield from _of_resources(decision.resources, snapshot)
     if decision.ways != () or decision.explanations != ():
         applications = {view.application.name for view in snapshot.applications}
         yield from _of_goals(decision.ways, _WAYS, applications, online)
@@ -64,6 +68,40 @@ def _of_explanations(explanations: object, known: Collection[str]) -> Iterator[s
         if each.application in named:
             yield f"explains application {each.application!r} twice"
         named.add(each.application)
+
+
+_OF_HOST = frozenset({ResourceControl.DISK_WEIGHTS, ResourceControl.UPLINK_SHARES})
+
+
+def _of_resources(goals: object, snapshot: Snapshot) -> Iterator[str]:
+    if not isinstance(goals, tuple):
+        yield f"holds {goals!r} instead of goals for memory, disks and uplinks"
+        return
+    critical = {vm.name: vm.critical for vm in snapshot.vms}
+    named: set[tuple[ResourceControl, str, int]] = set()
+    for goal in goals:
+        if not (
+            isinstance(goal, ResourceGoal)
+            and isinstance(goal.control, ResourceControl)
+            and isinstance(goal.vm, str)
+            and isinstance(goal.reason, str)
+            and _is_whole(goal.disk, 0)
+        ):
+            yield f"holds {goal!r} instead of a goal for memory, disks or uplinks"
+            return
+        if goal.control in _OF_HOST:
+            if goal.vm:
+                yield f"gives VM {goal.vm!r} {goal.control}, which are of the whole host; name no VM"
+        else:
+            kind = "critical" if goal.control is ResourceControl.MEMORY_PROTECTION else "batch"
+            if critical.get(goal.vm) is not (kind == "critical"):
+                yield f"names {kind} VM {goal.vm!r}, which is not a managed {kind} VM of this host"
+        rate, number = goal.requests_per_s, isinstance(goal.requests_per_s, int | float)
+        if goal.control is ResourceControl.DISK_CEILING and not (number and math.isfinite(rate) and rate >= 1):
+            yield f"gives VM {goal.vm!r} a ceiling of {rate!r} requests/s; use a number of at least 1"
+        if (goal.control, goal.vm, goal.disk) in named:
+            yield f"gives {f'VM {goal.vm!r}' if goal.vm else 'the host'} {goal.control} twice"
+        named.add((goal.control, goal.vm, goal.disk))
 
 
 @dataclass(frozen=True, slots=True)

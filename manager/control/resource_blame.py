@@ -200,7 +200,7 @@ def _of_disk(seen: _Seen, vm: VmResources, device: DeviceUse | None) -> Verdict:
         f"a request of disk {device.device} of {seen.host}, which {vm.vm} uses, takes {device.latency_ms or 0:.3g}"
         f" ms{told_before}; it is busy {percent(device.busy)} of the time"
     )
-    parts = {each.vm: _part_of(each, device) for each in seen.now.vms}
+    parts = {each.vm: part_of_disk(each, device) for each in seen.now.vms}
     own = math.fsum(parts.get(name, 0.0) for name in seen.case.vms)
     others = {each.vm: parts[each.vm] for each in seen.others()}
     suspect = max(others, key=lambda name: (others[name], name), default=None)
@@ -221,7 +221,7 @@ def _of_disk(seen: _Seen, vm: VmResources, device: DeviceUse | None) -> Verdict:
     return _verdict(VerdictKind.DISK, seen, evidence, measures)
 
 
-def _part_of(vm: VmResources, device: DeviceUse) -> float:
+def part_of_disk(vm: VmResources, device: DeviceUse) -> float:
     """What part of the disk's work is a VM's, in bytes or requests, whichever is more: small requests hurt as well.
 
     Of a VM whose disks are not told apart, all it does is taken to be on this one.

@@ -13,6 +13,7 @@ from manager.clocks import Drift
 from manager.control.batch_membership import is_wanted
 from manager.control.judged_windows import latest
 from manager.control.limit_assignment import Limited, limit_assignment
+from manager.control.network_plan import divisible
 from manager.control.resolve import effective_mode
 from manager.control.sla import sla_state
 from manager.control.warp_plan import warped_vms
@@ -381,6 +382,8 @@ class Observer:
             batch_group=reading.batch_group or NO_BATCH_GROUP,
             interrupts=interrupts,
             resources=resources,
+            resource_knobs=_resource_knobs(managed, reading) if reading.memories or reading.disks else {},
+            divisible_uplinks=divisible(assignment.host.network, reading.uplinks) if reading.uplinks else frozenset(),
         )
 
     def _within_limits(self, assignment: Assignment | None) -> tuple[Limited, frozenset[str]]:
@@ -432,20 +435,32 @@ class Observer:
             families[HOST_UUID].add(Family.SCHEDULER)
         if host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF:
             families[HOST_UUID].add(Family.INTERRUPT)
-        if host.network.shares and host.mode is not Mode.RELEASED:
+        if host.network.in_use and host.mode is not Mode.RELEASED:
             families[HOST_UUID].add(Family.NETWORK)
         for domain, spec in matched.items():
             if host.memory.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.MEMORY)
             if host.disk.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.DISK)
-            if host.network.shares and host.mode is not Mode.RELEASED:
+            if host.network.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.NETWORK)
             if spec.name in warped:
                 families[domain].add(Family.WARP)
             if spec.scheduling and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.SCHEDULING)
         return families
+
+
+def _resource_knobs(managed: _Managed, reading: Reading) -> dict[str, frozenset[Knob]]:
+    """What each VM has of memory and disks, by name."""
+    return {
+        served.spec.name: frozenset(
+            key.knob
+            for keys in (reading.memories.get(served.domain, ()), reading.disks.get(served.domain, ()))
+            for key in keys
+        )
+        for served in managed.served
+    }
 
 
 def _served(assignment: Assignment, specs: Mapping[str, VmSpec]) -> tuple[_Served, ...]:

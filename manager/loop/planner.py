@@ -28,6 +28,7 @@ from manager.control.placer import (
     steer_interrupts,
 )
 from manager.control.resolve import Wishes, resolve, validate
+from manager.control.resource_decision import resource_decision
 from manager.control.scheduling_plan import plan_scheduling
 from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.loop.cache_reading import NOTHING_DECIDED, CacheDecided
@@ -169,12 +170,14 @@ class Planner:
         placement, self._placer = plan_placement(placing, pinned, taken, self._placer, by_policy)
         uuids = {spec.name: domain for domain, spec in specs.items()}
         scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
+        resources = resource_decision(decision.resources, snapshot.host)
         memory = plan_memory(
             snapshot,
             uuids,
             _memory_groups(reading, journal),
             self._memory_state,
             _set_before(journal, MEMORIES) if self._memory_state.seen is None else {},
+            resources,
         )
         disks = plan_disks(
             snapshot,
@@ -182,6 +185,7 @@ class Planner:
             reading.disks,
             self._disk_state,
             _set_before(journal, _DISK_KNOBS) if self._disk_state.seen is None else {},
+            resources,
         )
         ceilings = plan_disk_ceilings(
             snapshot,
@@ -189,9 +193,10 @@ class Planner:
             _disk_ceilings(reading, journal),
             self._ceilings,
             _set_before(journal, _DISK_KNOBS) if self._ceilings.seen is None else {},
+            resources,
         )
         network = plan_network(
-            snapshot, uuids, _uplinks_seen(reading), self._network_state, _journalled(journal, EGRESS)
+            snapshot, uuids, _uplinks_seen(reading), self._network_state, _journalled(journal, EGRESS), resources
         )
         self._memory_state, self._disk_state, self._network_state = memory.state, disks.state, network.state
         self._ceilings = ceilings.state

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from manager.model.cpus import CpuSet
 from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities
-from manager.model.knobs import KnobKey, KnobValue
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
 from manager.model.resource_use import ResourceUse
 from manager.model.window import SlaState, Window
@@ -78,6 +78,8 @@ class Snapshot:
     the last interval, by number; those of which that was not measured are not in it. ``resources``: what VMs and the
     host use besides CPU time, as of the last round of readings. ``memory_limits``: the memory bandwidth of batch VMs
     can be limited, and ``ways_trial``: a trial of ways runs (docs/concepts/cache.md), as of the tick before.
+    ``resource_knobs``: what VMs have of memory and disks that can be set, by name, and ``divisible_uplinks``: the
+    interfaces that can be divided; both only as far as they were read, which the host's settings decide.
     """
 
     now_s: float
@@ -93,6 +95,8 @@ class Snapshot:
     resources: ResourceUse = field(default_factory=ResourceUse)
     memory_limits: bool = False
     ways_trial: bool = False
+    resource_knobs: Mapping[str, frozenset[Knob]] = field(default_factory=dict)
+    divisible_uplinks: frozenset[str] = frozenset()
 
     @property
     def steady_s(self) -> float:
@@ -157,6 +161,32 @@ class BandwidthGoal:
     reason: str
 
 
+class ResourceControl(StrEnum):
+    """What a policy may switch on for memory, disks and uplinks, where the host's settings say ``steps``."""
+
+    MEMORY_PROTECTION = "memory protection"
+    MEMORY_CEILING = "memory ceiling"
+    DISK_WEIGHTS = "disk weights"
+    DISK_CEILING = "disk ceiling"
+    UPLINK_SHARES = "uplink shares"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceGoal:
+    """A control of memory, disks or uplinks that is to be in force, and why.
+
+    ``vm``: the critical VM whose memory is protected, or the batch VM that gets a ceiling; empty for weights of disks
+    and shares of uplinks, which are of the whole host. How much follows from what is measured and from the host's
+    settings, but for a ceiling of a disk: ``requests_per_s``, at least 1, of the disk of this number (makedev(3)).
+    """
+
+    control: ResourceControl
+    vm: str
+    reason: str
+    requests_per_s: float = 0.0
+    disk: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """What an operator should know of an application for as long as it lasts, such as that its data are stale."""
@@ -185,11 +215,12 @@ class Decision:
     """What a policy wants. VMs it does not name keep (or get back) their original settings.
 
     Each of ``weights``, ``idle``, ``cpus`` and ``quotas`` names a VM at most once, ``ways`` and ``explanations`` an
-    application. Where a host lacks a control, what needs it is left out. ``pinning`` None: as the host is registered;
-    False: critical VMs float. ``bandwidths`` None: the agent holds back noisy neighbours by itself; else these alone,
-    all as far as the least share says: they are one group with one limit. ``on_trial``: the policy judges a change by
-    response times, so that the agent tries no other ways meanwhile. What is registered for a VM or allowed by the agent
-    binds a policy, too (docs/concepts/policies.md).
+    application; no two of ``resources`` are of the same control, VM and disk. Where a host lacks a control, what needs
+    it is left out. ``pinning`` None: as the host is registered; False: critical VMs float. ``bandwidths`` None: the
+    agent holds back noisy neighbours by itself; else these alone, all as far as the least share says: they are one
+    group with one limit. ``on_trial``: the policy judges a change by response times, so that the agent tries no other
+    ways meanwhile. What is registered for a VM or allowed by the agent binds a policy, too
+    (docs/concepts/policies.md).
     """
 
     weights: tuple[WeightGoal, ...] = ()
@@ -203,6 +234,7 @@ class Decision:
     explanations: tuple[Explanation, ...] = ()
     bandwidths: tuple[BandwidthGoal, ...] | None = None
     on_trial: bool = False
+    resources: tuple[ResourceGoal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,12 +114,16 @@ class MemoryRules:
         float,
         Field(ge=0.02, le=1, description="part of a VM's resident memory that is added to it, for either"),
     ] = 0.1
+    steps: Annotated[
+        bool,
+        Field(description="the policy may switch either on for one VM: steps of `auto` while memory is short"),
+    ] = False
     __pydantic_config__: ClassVar = CLOSED
 
     @property
     def in_use(self) -> bool:
-        """Whether there is anything to do."""
-        return self.protect or self.ceilings
+        """Whether there is, or may be, anything to do."""
+        return self.protect or self.ceilings or self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +139,16 @@ class DiskRules:
     ceilings: Annotated[
         bool, Field(description="hold back batch VMs that make a disk slow for critical VMs, with any scheduler")
     ] = False
+    steps: Annotated[
+        bool,
+        Field(description="the policy may switch weights on and set ceilings: steps of `auto` while a disk is slow"),
+    ] = False
     __pydantic_config__: ClassVar = CLOSED
 
     @property
     def in_use(self) -> bool:
-        """Whether there is anything to do."""
-        return self.weights or self.ceilings
+        """Whether there is, or may be, anything to do."""
+        return self.weights or self.ceilings or self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,16 @@ class NetworkRules:
         float,
         Field(ge=BATCH_PART, le=1, description="part of the rate below which the ceiling of batch VMs never goes"),
     ] = 0.1
+    steps: Annotated[
+        bool,
+        Field(description="the policy may switch shares on: a step of `auto` while an uplink is saturated"),
+    ] = False
     __pydantic_config__: ClassVar = CLOSED
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is, or may be, anything to do."""
+        return self.shares or self.steps
 
 
 DEFAULT_RULES = PlacementRules()

@@ -147,7 +147,7 @@ def test_placement_and_limits_are_kept_and_told_to_the_agent(api: Api) -> None:
 def test_uplinks_are_kept_and_told_to_the_agent(api: Api) -> None:
     api.ok("PUT", "/hosts/kvm1", {"network": {"batch_floor": 0.2}})
     api.ok("PATCH", "/hosts/kvm1", {"network": {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}]}})
-    divided = {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}], "batch_floor": 0.2}
+    divided = {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}], "batch_floor": 0.2, "steps": False}
     assert api.ok("GET", "/hosts/kvm1")["network"] == divided
     assert api.ok("GET", "/hosts/kvm1/assignment")["host"]["network"] == divided
     api.ok("PATCH", "/hosts/kvm1", {"network": {"shares": False, "uplinks": [{"interface": "bond0"}]}})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from manager.model.cpus import CpuSet
-from manager.model.decision import CpusGoal, QuotaGoal
+from manager.model.decision import CpusGoal, QuotaGoal, ResourceControl, ResourceGoal
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
 from manager.model.network import EgressGroup, UplinkPort
@@ -320,6 +320,29 @@ def _limiting(**pcpus: float) -> tuple[QuotaGoal, ...]:
     return tuple(QuotaGoal(vm, most, "as told") for vm, most in pcpus.items())
 
 
+def _decidable(stage: Stage) -> None:
+    """A policy may decide memory, disks and uplinks of a critical VM and two batch VMs."""
+    _disks_are_slow(stage)
+    stage.host.memory_version = 2
+    stage.host.disk_weights = True
+    stage.host.ports = {2: UplinkPort("eth0", 1_000_000, physical=True, bridged=True)}
+    stage.had("red", Knob.MEMORY_CEILING, 900 << 20)
+    stage.control(
+        policy="told",
+        memory=MemoryRules(steps=True),
+        disk=DiskRules(steps=True),
+        network=NetworkRules(steps=True),
+    )
+    stage.measure(web=_resident(100), red=_resident(50), blue=_resident(50))
+    device = DeviceUse("vda", 1e6, 130.0, 1.0, 30.0, Weighing.BFQ, 65024)
+    stage.use = replace(stage.use, disks=(device,))
+
+
+def _switching_on(*controls: tuple[ResourceControl, str]) -> Order:
+    goals = tuple(ResourceGoal(control, vm, "as told", 40.0, 65024) for control, vm in controls)
+    return lambda stage: stage.decide(resources=goals)
+
+
 SCENARIOS = (
     Scenario(
         "weights and pins",
@@ -574,6 +597,20 @@ SCENARIOS = (
             lambda stage: stage.boot("late", "batch"),
             lambda stage: stage.stop("blue"),
             lambda stage: stage.stop("web"),
+        ),
+    ),
+    Scenario(
+        "memory, disks and uplinks that a policy decides",
+        _decidable,
+        (
+            _switching_on((ResourceControl.MEMORY_PROTECTION, "web"), (ResourceControl.DISK_WEIGHTS, "")),
+            _switching_on(
+                (ResourceControl.MEMORY_CEILING, "red"),
+                (ResourceControl.DISK_CEILING, "red"),
+                (ResourceControl.DISK_CEILING, "blue"),
+                (ResourceControl.UPLINK_SHARES, ""),
+            ),
+            _switching_on(),
         ),
     ),
     Scenario(

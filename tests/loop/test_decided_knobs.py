@@ -10,10 +10,11 @@ import pytest
 
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
-from manager.model.decision import CpusGoal, Decision, QuotaGoal, Snapshot
+from manager.model.decision import CpusGoal, Decision, QuotaGoal, ResourceControl, ResourceGoal, Snapshot
 from manager.model.knobs import UNLIMITED, Control, Knob, KnobKey
 from manager.model.limits import EVERYTHING, AgentLimits
 from manager.model.registration import Mode
+from manager.model.rules import DiskRules
 from tests.fakes.host import domain_uuid
 from tests.loop.conftest import Rig
 
@@ -190,3 +191,34 @@ def test_what_the_agent_forbids_no_policy_does(tmp_path: Path) -> None:
     assert (told.pins("b2"), told.pins("web")) == ({told.host.online}, {told.host.online})
     assert told.value("b1", Knob.QUOTA) == 30_000
     assert "pins of the policy: deny has pin" in [problem.text for problem in result.problems]
+
+
+def test_ceilings_of_disks_are_written_where_the_settings_say_steps_and_are_restored(told: TheRig) -> None:
+    told.host.disks = (2064,)
+    told.control(pinning=False)
+    before = told.host.settings()
+    held = ResourceGoal(ResourceControl.DISK_CEILING, "b1", "told", 40.0, 2064)
+    told.decide(lambda _why: Decision(resources=(held,)))
+    assert told.host.settings() == before, "the settings do not allow it"
+    told.control(disk=DiskRules(steps=True))
+    result = told.tick()
+    assert [(record.vm, record.after, record.reason) for record in result.records] == [("b1", "40", "told")]
+    assert result.snapshot.resource_knobs == dict.fromkeys(("b1", "b2", "web"), frozenset({Knob.DISK_CEILING}))
+    told.control(disk=DiskRules())
+    told.tick()
+    assert told.host.settings() == before
+    told.control(disk=DiskRules(steps=True))
+    told.tick()
+    told.loop.release("test")
+    assert told.host.settings() == before
+
+
+def test_an_agent_that_denies_disks_takes_the_leave_of_the_policy(tmp_path: Path) -> None:
+    rig = TheRig(tmp_path, limits=AgentLimits(allowed=frozenset(Control) - {Control.DISK}))
+    rig.host.disks = (2064,)
+    rig.control(pinning=False, disk=DiskRules(steps=True))
+    before = rig.host.settings()
+    held = ResourceGoal(ResourceControl.DISK_CEILING, "b1", "told", 40.0, 2064)
+    result = rig.decide(lambda _why: Decision(resources=(held,)))
+    assert rig.host.settings() == before
+    assert [problem.text for problem in result.problems] == ["weights and ceilings of disks: deny has disk"]

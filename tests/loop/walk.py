@@ -359,6 +359,7 @@ class Told:
             wanted,
             cpus=tuple(goal for goal in wanted.cpus if goal.vm in running),
             quotas=tuple(goal for goal in wanted.quotas if goal.vm in running),
+            resources=tuple(goal for goal in wanted.resources if goal.vm in {"", *running}),
         )
 
 

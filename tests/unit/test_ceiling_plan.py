@@ -18,7 +18,8 @@ from manager.control.ceiling_plan import (
     CeilingState,
     plan_disk_ceilings,
 )
-from manager.model.decision import Snapshot, VmView
+from manager.control.resource_decision import ResourceDecision
+from manager.model.decision import ResourceControl, ResourceGoal, Snapshot, VmView
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import UNLIMITED, Knob, KnobKey
 from manager.model.registration import HostSpec, Mode, VmClass
@@ -47,12 +48,13 @@ class Host:
         self.views, self.rules = views, rules or DiskRules(ceilings=True)
         self.originals = {ceiling(vm.name): UNLIMITED for vm in views}
         self.state = CeilingState()
+        self.decided = ResourceDecision()
 
     def round(self, use: ResourceUse, before: Mapping[KnobKey, int] | None = None) -> CeilingPlan:
         host = HostSpec("h1", disk=self.rules)
         seen = Snapshot(1000.0, 5.0, host, capabilities(CPU_WEIGHT_V2, 2), self.views, resources=use)
         names = {vm.name: vm.name for vm in self.views}
-        found = plan_disk_ceilings(seen, names, self.originals, self.state, before or {})
+        found = plan_disk_ceilings(seen, names, self.originals, self.state, before or {}, self.decided)
         self.state = found.state
         return found
 
@@ -90,6 +92,30 @@ def test_nothing_is_done_unless_switched_on_or_for_released_vms() -> None:
     assert not Host(WEB, HOG, rules=DiskRules(weights=True)).round(SLOW).goals
     released = Host(WEB, view("hog", VmClass.BATCH, mode=Mode.RELEASED), OTHER)
     assert wanted(released.round(use_of(30.0, web=100.0, hog=100.0, other=300.0))) == {ceiling("other"): 30}
+
+
+def decided(*ceilings: tuple[str, float]) -> ResourceDecision:
+    control, number = ResourceControl.DISK_CEILING, ceiling("hog").index
+    return ResourceDecision(
+        disk_ceilings=tuple(ResourceGoal(control, vm, "told", rate, number) for vm, rate in ceilings)
+    )
+
+
+def test_a_policy_gives_ceilings_where_the_settings_give_none() -> None:
+    host = Host(WEB, HOG, OTHER, rules=DiskRules(steps=True))
+    assert not host.round(SLOW).goals
+    host.decided = decided(("hog", 150.4), ("other", 3.0), ("gone", 70.0))
+    assert wanted(host.round(SLOW)) == {ceiling("hog"): 150, ceiling("other"): 10}
+    host.originals[ceiling("hog")] = 100
+    assert wanted(host.round(SLOW)) == {ceiling("other"): 10}, "a lower one of the operator stays"
+    host.decided = decided()
+    assert not host.round(SLOW).goals
+
+
+def test_of_a_ceiling_by_the_policy_and_one_by_the_settings_the_lower_counts() -> None:
+    host = Host(WEB, HOG, OTHER)
+    host.decided = decided(("hog", 15.0), ("other", 50.0))
+    assert wanted(host.round(SLOW)) == {ceiling("hog"): 15, ceiling("other"): 20}
 
 
 @pytest.mark.parametrize(("original", "found"), [(UNLIMITED, 20), (1000, 20), (20, None), (15, None), (None, None)])

@@ -19,6 +19,8 @@ from manager.model.decision import (
     Explanation,
     IdleGoal,
     QuotaGoal,
+    ResourceControl,
+    ResourceGoal,
     Snapshot,
     VmView,
     WaysGoal,
@@ -53,6 +55,12 @@ def bandwidths(*goals: tuple[object, object]) -> Decision:
     return Decision(bandwidths=tuple(BandwidthGoal(vm, share, "why") for vm, share in goals))  # type: ignore[arg-type]
 
 
+def resources(*goals: tuple[object, ...]) -> Decision:
+    return Decision(
+        resources=tuple(ResourceGoal(control, vm, "why", *more) for control, vm, *more in goals)  # type: ignore[arg-type]
+    )
+
+
 @pytest.mark.parametrize(
     "decision",
     [
@@ -63,6 +71,14 @@ def bandwidths(*goals: tuple[object, object]) -> Decision:
         quotas(("web", 0.01), ("batch", 8192)),
         replace(ways(("shop", 1)), idle=(IdleGoal("batch", True, ""),), pinning=True),
         Decision(explanations=(Explanation("shop", "Nothing is needed."),)),
+        resources(
+            (ResourceControl.MEMORY_PROTECTION, "web"),
+            (ResourceControl.MEMORY_CEILING, "crunch"),
+            (ResourceControl.DISK_WEIGHTS, ""),
+            (ResourceControl.DISK_CEILING, "crunch", 1.0, 2048),
+            (ResourceControl.DISK_CEILING, "crunch", 20, 2049),
+            (ResourceControl.UPLINK_SHARES, ""),
+        ),
     ],
 )
 def test_valid_decisions(decision: Decision) -> None:
@@ -100,6 +116,33 @@ def test_valid_decisions(decision: Decision) -> None:
             (quotas(("web", pcpus)), f"gives VM 'web' the quota {pcpus!r}; use pCPUs from 0.01 to 8192")
             for pcpus in (0.009, 0, -1.0, 8193, float("nan"), float("inf"), True, "1", None)
         ),
+        (Decision(resources=[]), "holds [] instead of goals for memory, disks and uplinks"),
+        (Decision(resources=("web",)), "holds 'web' instead of a goal for memory, disks or uplinks"),
+        (
+            resources((ResourceControl.MEMORY_PROTECTION, "crunch")),
+            "names critical VM 'crunch', which is not a managed critical VM of this host",
+        ),
+        (
+            resources((ResourceControl.MEMORY_CEILING, "web")),
+            "names batch VM 'web', which is not a managed batch VM of this host",
+        ),
+        (
+            resources((ResourceControl.DISK_CEILING, "ghost", 10.0)),
+            "names batch VM 'ghost', which is not a managed batch VM of this host",
+        ),
+        (
+            resources((ResourceControl.DISK_WEIGHTS, "web")),
+            "gives VM 'web' disk weights, which are of the whole host; name no VM",
+        ),
+        *(
+            (
+                resources((ResourceControl.DISK_CEILING, "crunch", rate)),
+                f"gives VM 'crunch' a ceiling of {rate!r} requests/s; use a number of at least 1",
+            )
+            for rate in (0, 0.9, -1.0, float("nan"), float("inf"), "5", None)
+        ),
+        (resources(*((ResourceControl.MEMORY_CEILING, "crunch"),) * 2), "gives VM 'crunch' memory ceiling twice"),
+        (resources(*((ResourceControl.UPLINK_SHARES, ""),) * 2), "gives the host uplink shares twice"),
         (Decision(explanations=["shop"]), "holds ['shop'] instead of explanations"),
         (Decision(explanations=("shop",)), "holds 'shop' instead of an explanation"),
         (

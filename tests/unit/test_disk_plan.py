@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from manager.control.disk_plan import DiskPlan, DiskState, plan_disks
+from manager.control.resource_decision import ResourceDecision
 from manager.model.decision import Snapshot, VmView
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import Knob, KnobKey
@@ -41,11 +42,13 @@ class Host:
         self.views, self.rules = views, rules or DiskRules(weights=True)
         self.keys = {vm.name: (bfq(vm.name), cost(vm.name)) for vm in views}
         self.state = DiskState()
+        self.decided = ResourceDecision()
 
     def round(self, use: ResourceUse, before: Mapping[KnobKey, int] | None = None) -> DiskPlan:
         host = HostSpec("h1", disk=self.rules)
         seen = Snapshot(1000.0, 5.0, host, capabilities(CPU_WEIGHT_V2, 2), self.views, resources=use)
-        found = plan_disks(seen, {vm.name: vm.name for vm in self.views}, self.keys, self.state, before or {})
+        uuids = {vm.name: vm.name for vm in self.views}
+        found = plan_disks(seen, uuids, self.keys, self.state, before or {}, self.decided)
         self.state = found.state
         return found
 
@@ -81,6 +84,17 @@ def test_vms_that_use_a_disk_where_weights_act(
 
 def test_nothing_is_wanted_by_default() -> None:
     assert not Host(WEB, HOG, rules=DiskRules()).round(ResourceUse(ON_VDA, (disk("vda", BFQ),))).goals
+
+
+def test_a_policy_switches_them_on_and_off() -> None:
+    host, use = Host(WEB, HOG, rules=DiskRules(steps=True)), ResourceUse(ON_VDA, (disk("vda", BFQ),))
+    assert not host.round(use).goals
+    host.decided = ResourceDecision(disk_weights="told")
+    plan = host.round(use)
+    assert wanted(plan) == {bfq("web"): 1000, bfq("hog"): 20}
+    assert plan.goals[0].reason.startswith("told; critical: it uses a disk")
+    host.decided = ResourceDecision()
+    assert not host.round(use).goals
 
 
 def test_weights_stay_while_a_vm_rests_and_go_with_what_makes_them_act() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.control.memory_plan import QUIET_ROUNDS, MemoryGroups, MemoryPlan, MemoryState, plan_memory
+from manager.control.resource_decision import ResourceDecision
 from manager.model.decision import Snapshot, VmView
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
@@ -49,6 +50,7 @@ class Host:
         self.kept: Mapping[KnobKey, int] = {}
         self.state = MemoryState()
         self.use = ResourceUse()
+        self.decided = ResourceDecision()
 
     def round(self, *vms: VmResources, memory_bytes: int | None = HOST_BYTES) -> MemoryPlan:
         self.use = ResourceUse(vms, memory_bytes=memory_bytes)
@@ -58,7 +60,8 @@ class Host:
         host = HostSpec("h1", memory=self.rules)
         seen = Snapshot(1000.0, 5.0, host, capabilities(CPU_WEIGHT_V2, 2), self.views, resources=self.use)
         groups = MemoryGroups(self.keys, self.originals, self.kept)
-        found = plan_memory(seen, {vm.name: vm.name for vm in self.views}, groups, self.state, before or {})
+        uuids = {vm.name: vm.name for vm in self.views}
+        found = plan_memory(seen, uuids, groups, self.state, before or {}, self.decided)
         self.state = found.state
         return found
 
@@ -241,3 +244,30 @@ def test_whatever_is_measured(
             assert now >= resident
             assert limit is None or now > limit
         limit = now
+
+
+def test_a_policy_has_one_vm_protected_and_one_held_back_for_as_long_as_it_says_so() -> None:
+    host = Host(WEB, view("db"), BATCH, view("calm", VmClass.BATCH), rules=MemoryRules(steps=True))
+    use = [uses("web", 1000), uses("db", 1000), uses("batch", 500), uses("calm", 500)]
+    assert wanted(host.round(*use)) == {}
+    host.decided = ResourceDecision({"web": "told"}, {"batch": "told so"})
+    plan = host.round(*use)
+    assert wanted(plan) == {own("web"): 1100, MACHINE: 1100, ceiling("batch"): 550}
+    assert {goal.reason.partition(":")[0] for goal in plan.goals if goal.key.uuid != HOST_UUID} == {"told", "told so"}
+    for _ in range(2 * QUIET_ROUNDS):
+        assert ceiling("batch") in wanted(host.round(*use)), "nobody is short, and it stays all the same"
+    raised = wanted(host.round(*use[:2], uses("batch", 500, refaults_per_s=300), use[3]))
+    assert raised[ceiling("batch")] > 550, "no ceiling thrashes the disk that all share"
+    host.decided = ResourceDecision({"web": "told"})
+    assert wanted(host.tick()) == {own("web"): 1100, MACHINE: 1100}
+    host.decided = ResourceDecision()
+    assert wanted(host.tick()) == {}
+
+
+def test_what_a_policy_decided_adds_to_the_settings() -> None:
+    host = Host(WEB, BATCH, rules=MemoryRules(protect=True, steps=True))
+    host.decided = ResourceDecision({"web": "told"}, {"batch": "told so"})
+    both = {own("web"): 1100, MACHINE: 1100, ceiling("batch"): 550}
+    assert wanted(host.round(uses("web", 1000), uses("batch", 500))) == both
+    host.decided = ResourceDecision()
+    assert wanted(host.tick()) == {own("web"): 1100, MACHINE: 1100}

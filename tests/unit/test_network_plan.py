@@ -18,9 +18,11 @@ from manager.control.network_plan import (
     NetworkState,
     UplinksSeen,
     batch_ceiling_kbit,
+    divisible,
     floor_kbit,
     plan_network,
 )
+from manager.control.resource_decision import ResourceDecision
 from manager.model.decision import Snapshot, VmView
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
@@ -46,6 +48,7 @@ class Host:
     def __init__(self, *views: VmView, rules: NetworkRules = ON, uplink: UplinkPort = ETH0) -> None:
         self.views, self.rules, self.uplinks = views, rules, {2: uplink}
         self.state = NetworkState()
+        self.decided = ResourceDecision()
         self.now_s = 1000.0
         self.keys = frozenset({RATE, CEILING, *(group(vm.name) for vm in views)})
 
@@ -59,7 +62,8 @@ class Host:
         host = HostSpec("h1", network=self.rules)
         seen = Snapshot(1000.0, 5.0, host, capabilities(CPU_WEIGHT_V2, 2), self.views)
         uplinks = UplinksSeen(self.now_s, self.uplinks, self.keys)
-        found = plan_network(seen, {vm.name: vm.name for vm in self.views}, uplinks, self.state, journalled or {})
+        uuids = {vm.name: vm.name for vm in self.views}
+        found = plan_network(seen, uuids, uplinks, self.state, journalled or {}, self.decided)
         self.state = found.state
         return found
 
@@ -84,6 +88,32 @@ def test_critical_and_batch_vms_get_their_parts() -> None:
         group("web"): EgressGroup.CRITICAL,
         group("hog"): EgressGroup.BATCH,
     }
+
+
+def test_a_policy_has_uplinks_divided_for_as_long_as_it_says_so() -> None:
+    host = Host(WEB, HOG, rules=NetworkRules(steps=True))
+    assert not host.round().goals
+    host.decided = ResourceDecision(uplink_shares="told")
+    plan = host.round()
+    assert wanted(plan)[RATE] == DIVIDED
+    assert plan.goals[0].reason == "told; critical VMs first, batch VMs what is left"
+    host.decided = ResourceDecision()
+    assert not host.round().goals
+
+
+@pytest.mark.parametrize(
+    ("uplink", "rules", "found"),
+    [
+        (ETH0, NetworkRules(), {"eth0"}),
+        (replace(ETH0, other_qdisc="tbf 1:"), NetworkRules(), set()),
+        (replace(ETH0, speed_kbit=None), NetworkRules(), set()),
+        (replace(ETH0, speed_kbit=None), NetworkRules(uplinks=(UplinkRules("eth0", 100),)), {"eth0"}),
+        (ETH0, NetworkRules(uplinks=(UplinkRules("eth1", 100),)), set()),
+        (replace(ETH0, bridged=False), NetworkRules(), set()),
+    ],
+)
+def test_which_interfaces_can_be_divided(uplink: UplinkPort, rules: NetworkRules, found: set[str]) -> None:
+    assert divisible(rules, {2: uplink}) == found
 
 
 def test_classes_come_once_the_uplink_is_divided() -> None:

@@ -175,6 +175,7 @@ def test_what_is_divided_besides_the_cpu_is_told_with_whom_it_is_in_force_for(de
     browser = desk.browser(Role.VIEWER)
     switched_off = browser.get(f"/hosts/{HOST}")
     tags = ["memory protected", "memory ceilings", "disk weights", "disk ceilings", "uplinks divided"]
+    tags += ["memory by policy", "disks by policy", "uplinks by policy"]
     assert not {tag.text for tag in switched_off.all("span", class_="tag")} & set(tags)
     rows = [" ".join(switched_off.by_id(f"control-{number}").text.split()) for number in range(7, 12)]
     assert rows == [
@@ -185,9 +186,9 @@ def test_what_is_divided_besides_the_cpu_is_told_with_whom_it_is_in_force_for(de
         "Uplink shares no VM ✓ works network-shares",
     ]
     switched_on = {
-        "memory": {"protect": True, "ceilings": True},
-        "disk": {"weights": True, "ceilings": True},
-        "network": {"shares": True},
+        "memory": {"protect": True, "ceilings": True, "steps": True},
+        "disk": {"weights": True, "ceilings": True, "steps": True},
+        "network": {"shares": True, "steps": True},
     }
     desk.api.ok("PUT", f"/hosts/{HOST}", switched_on)
     held = [

@@ -229,7 +229,11 @@ def test_a_host_keeps_what_its_form_does_not_change(desk: Desk, operator: Browse
     assert (host["law"]["gain"], host["pinning"], host["placement"]["reserved_cpus"]) == (3, True, "0-1")
 
 
-SWITCHES = ("memory.protect", "memory.ceilings", "disk.weights", "disk.ceilings", "network.shares")
+SWITCHES = (
+    *("memory.protect", "memory.ceilings", "memory.steps"),
+    *("disk.weights", "disk.ceilings", "disk.steps"),
+    *("network.shares", "network.steps"),
+)
 
 
 def test_a_hosts_memory_disk_and_network_are_switched_in_its_form(desk: Desk, operator: Browser) -> None:
@@ -247,7 +251,7 @@ def test_a_hosts_memory_disk_and_network_are_switched_in_its_form(desk: Desk, op
         del given[switch]
     assert operator.post(path, given).status == 303
     host = desk.api.ok("GET", "/hosts/kvm7")
-    assert [host[group][name] for group, name in (switch.split(".") for switch in SWITCHES)] == [False] * 5
+    assert [host[group][name] for group, name in (switch.split(".") for switch in SWITCHES)] == [False] * len(SWITCHES)
 
 
 def test_uplinks_of_a_host_are_added_and_removed_in_its_form(desk: Desk, operator: Browser) -> None:
