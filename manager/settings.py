@@ -138,7 +138,7 @@ AGENT_SETTINGS = (
     Setting("find_services", "on", "find the services in VMs by the packets at their taps", choices=SWITCH),
     Setting("count_instructions", "off", "count instructions and cache misses of VMs by the PMU", choices=SWITCH),
     Setting("max_mode", "enforce", "the most that this agent does, whatever the manager says", choices=MODES),
-    Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, mount"),
+    Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, power, mount"),
     Setting(
         "deny",
         "",

@@ -65,6 +65,10 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
             "shares of uplinks",
             {"network": replace(host.network, shares=False, steps=False)},
         ),
+        Control.POWER: (
+            "power settings of pCPUs",
+            {"placement": replace(rules, resume_latency_us=None, performance_governor=False)},
+        ),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

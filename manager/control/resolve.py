@@ -56,6 +56,7 @@ class Wishes:
     memory: tuple[Goal, ...] = ()
     disks: tuple[Goal, ...] = ()
     network: tuple[Goal, ...] = ()
+    power: tuple[Goal, ...] = ()
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -73,6 +74,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *wishes.memory,
         *wishes.disks,
         *wishes.network,
+        *wishes.power,
         *_membership_goals(wishes.grouped, views, uuids),
     ]
     for placed in wishes.placement.vms:

@@ -23,6 +23,7 @@ from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
 from manager.host.memory_limits import MemoryLimits
 from manager.host.network_shares import NetworkShares
+from manager.host.power_knobs import PowerKnobs
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
@@ -39,6 +40,7 @@ from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, PcpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.network import UplinkPort
+from manager.model.power import ClockDomain
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)
@@ -94,6 +96,7 @@ class KernelHost:
         self._memory = MemoryLimits(self._mounts)
         self._disks = DiskKnobs(DiskWeights(self._mounts), DiskCeilings(paths, self._mounts))
         self._network = NetworkShares(paths, self._addresses_of)
+        self._power = PowerKnobs(paths, lambda: (self._managed or self._online) & self._online)
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
         self.files: Mapping[Family, KnobFiles] = {
@@ -105,6 +108,7 @@ class KernelHost:
             Family.MEMORY: self._memory,
             Family.DISK: self._disks,
             Family.NETWORK: self._network,
+            Family.POWER: self._power,
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
@@ -206,6 +210,9 @@ class KernelHost:
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
         return self._network.uplinks()
+
+    def clocks(self) -> Mapping[int, ClockDomain]:
+        return self._power.domains()
 
     def migrating(self) -> Collection[str]:
         """By the status files of the domains, which nobody keeps true while libvirtd is away."""

@@ -10,6 +10,7 @@ from manager.model.cpus import CpuSet
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
 from manager.model.knobs import Family, KnobKey, KnobValue
 from manager.model.network import UplinkPort
+from manager.model.power import ClockDomain
 from manager.model.resource_use import HostCounters, VmCounters
 
 
@@ -159,6 +160,9 @@ class HostPort(Protocol):
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
         """The interfaces that may be uplinks, by index, as of the last readings. Raises HostError."""
+
+    def clocks(self) -> Mapping[int, ClockDomain]:
+        """The managed pCPUs that share a clock, by the number of their cpufreq policy. Raises HostError."""
 
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted, by the names of docs/reference/metrics.md. Raises HostError."""

@@ -26,6 +26,7 @@ from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuTime
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.limits import AgentLimits
 from manager.model.network import UplinkPort
+from manager.model.power import ClockDomain
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Tier, VmSpec
 from manager.model.resource_use import ResourceUse
@@ -91,6 +92,8 @@ class Reading:
     """None: it could not be read, or was not to be."""
     uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
     """The interfaces that may be uplinks, by index; empty where they could not be read, or were not to be."""
+    clocks: Mapping[int, ClockDomain] = field(default_factory=dict)
+    """The pCPUs that share a clock, by number of the policy; likewise."""
 
     def __post_init__(self, before: Reading | None) -> None:
         knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = {uuid: state.knobs() for uuid, state in self.states.items()}
@@ -158,17 +161,26 @@ def read_host(
         errors["host"] = str(error)
     batch_group: BatchGroup | None = None
     uplinks: Mapping[int, UplinkPort] = {}
+    clocks: Mapping[int, ClockDomain] = {}
     try:
-        for family in families.get(HOST_UUID, _NO_FAMILIES):
-            own |= host.knobs(host.itself, family)
-        if Family.BATCH_GROUP in families.get(HOST_UUID, ()):
-            batch_group = host.batch_group()
-        if Family.NETWORK in families.get(HOST_UUID, ()):
-            uplinks = host.uplinks()
+        batch_group, uplinks, clocks = _read_own(host, families.get(HOST_UUID, _NO_FAMILIES), own)
     except HostError as error:
         errors["host"] = str(error)
     return Reading(
-        monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, batch_group, uplinks
+        monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, batch_group, uplinks, clocks
+    )
+
+
+def _read_own(
+    host: HostPort, families: Collection[Family], own: dict[KnobKey, KnobValue]
+) -> tuple[BatchGroup | None, Mapping[int, UplinkPort], Mapping[int, ClockDomain]]:
+    """The host's batch group, uplinks and clocks; its knobs go to ``own`` as they are read. Raises HostError."""
+    for family in families:
+        own.update(host.knobs(host.itself, family))
+    return (
+        host.batch_group() if Family.BATCH_GROUP in families else None,
+        host.uplinks() if Family.NETWORK in families else {},
+        host.clocks() if Family.POWER in families else {},
     )
 
 
@@ -435,6 +447,8 @@ class Observer:
             families[HOST_UUID].add(Family.SCHEDULER)
         if host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF:
             families[HOST_UUID].add(Family.INTERRUPT)
+        if host.placement.powers and host.mode is not Mode.RELEASED:
+            families[HOST_UUID].add(Family.POWER)
         if host.network.in_use and host.mode is not Mode.RELEASED:
             families[HOST_UUID].add(Family.NETWORK)
         for domain, spec in matched.items():

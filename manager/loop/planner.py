@@ -27,6 +27,7 @@ from manager.control.placer import (
     plan_placement,
     steer_interrupts,
 )
+from manager.control.power_plan import PowerSeen, plan_power
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.resource_decision import resource_decision
 from manager.control.scheduling_plan import plan_scheduling
@@ -46,7 +47,7 @@ from manager.model.decision import (
     Snapshot,
 )
 from manager.model.host import VmState
-from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, Family, Knob, KnobKey, KnobValue, of_family
+from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, POWERS, Family, Knob, KnobKey, KnobValue, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
@@ -215,6 +216,7 @@ class Planner:
             memory.goals,
             disks.goals + ceilings.goals,
             network.goals,
+            plan_power(snapshot, placement, _power_seen(reading, journal)),
         )
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited),
@@ -279,6 +281,7 @@ class Planner:
             wishes.memory,
             wishes.disks,
             wishes.network,
+            wishes.power,
             wishes.grouped and (wishes.grouped.vms, wishes.grouped.goals),
         )
 
@@ -424,6 +427,31 @@ def _disk_ceilings(reading: Reading, journal: Journal) -> Mapping[KnobKey, int]:
                 original = held if ours is None or ours.external else ours.original
                 found[key] = original if isinstance(original, int) else held
     return found
+
+
+def _power_seen(reading: Reading, journal: Journal) -> PowerSeen:
+    """What pCPUs have without us, and what those keep that VMs are pinned to which were not read now."""
+    entries, held = journal.entries, {key: value for key, value in reading.own_knobs.items() if key.knob in POWERS}
+    originals: dict[KnobKey, int] = {}
+    for key, value in held.items():
+        owned = entries[key].owned if key in entries else None
+        original = value if owned is None or owned.external else owned.original
+        if isinstance(original, int):
+            originals[key] = original
+    if not journal.runs.knobs & POWERS:
+        return PowerSeen(originals, reading.clocks)
+    unread: set[int] = set()
+    for key, entry in entries.items():
+        pinned = entry.owned.intended
+        if key.knob is Knob.VCPU_PIN and key.uuid not in reading.states and isinstance(pinned, frozenset):
+            unread |= pinned if len(pinned) == 1 else frozenset()
+    kept = {KnobKey(HOST_UUID, Knob.RESUME_LATENCY, cpu) for cpu in unread}
+    kept |= {
+        KnobKey(HOST_UUID, Knob.GOVERNOR, number) for number, clock in reading.clocks.items() if clock.cpus & unread
+    }
+    return PowerSeen(
+        originals, reading.clocks, {key: value for key, value in _journalled(journal, POWERS).items() if key in kept}
+    )
 
 
 def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> Pinned:

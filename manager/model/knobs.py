@@ -14,6 +14,13 @@ from typing import Any, NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.network import ANOTHER, INCOMPLETE, MOST_KBIT, NO_RATE, EgressGroup
+from manager.model.power import (
+    ANOTHER_GOVERNOR,
+    ANY_LATENCY,
+    GOVERNORS,
+    NO_LATENCY,
+    PERFORMANCE,
+)
 from manager.model.resource_use import Weighing
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time
 from manager.model.scheduling import in_words as scheduling_in_words
@@ -62,6 +69,8 @@ class Knob(StrEnum):
     UPLINK_RATE = "uplink_rate"
     BATCH_EGRESS = "batch_egress"
     EGRESS_GROUP = "egress_group"
+    RESUME_LATENCY = "resume_latency"
+    GOVERNOR = "governor"
 
     @property
     def spec(self) -> KnobSpec:
@@ -89,6 +98,8 @@ class Scope(StrEnum):
     """By its number, as makedev(3) makes it of MAJOR and MINOR."""
     GROUP = "group"
     """A control group: of a VM, number 0 its own and 1 the one inside; of the host those above VMs, by their ids."""
+    PCPU = "pCPU"
+    """By its number; what pCPUs with one clock share, by that of their cpufreq policy."""
     UPLINK = "uplink"
     """A network interface of the host's own, by its index: of the host, or what a VM has there."""
 
@@ -103,7 +114,8 @@ class Family(StrEnum):
 
     Those of the CPU cgroup, pins, and whether it is in the batch group are read of each VM in each tick; warps,
     scheduling, memory, disks and uplinks only of VMs that have, or are to have, them; interrupts where they are
-    steered, the batch group where there is to be one. The cache has a keeper and a port of its own.
+    steered, the batch group where there is to be one, power settings of pCPUs where any is to be set. The cache has a
+    keeper and a port of its own.
     """
 
     CPU_GROUP = "cpu-group"
@@ -118,6 +130,7 @@ class Family(StrEnum):
     MEMORY = "memory"
     DISK = "disk"
     NETWORK = "network"
+    POWER = "power"
 
     @property
     def apart(self) -> bool:
@@ -145,6 +158,7 @@ class Control(StrEnum):
     REAL_TIME = "real-time"
     SCHEDULER = "scheduler"
     INTERRUPTS = "interrupts"
+    POWER = "power"
     MOUNT = "mount"
 
 
@@ -639,6 +653,35 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         resets=frozenset({EgressGroup.PARTLY, EgressGroup.OTHERS}),
         made_here=True,
     ),
+    Knob.RESUME_LATENCY: KnobSpec(
+        "resume latency",
+        "How long a pCPU may take to resume from idle, which rules out deeper idle states.",
+        Scope.PCPU,
+        Family.POWER,
+        Number(
+            "us",
+            ANY_LATENCY,
+            usual=ANY_LATENCY,
+            names={ANY_LATENCY: "as long as its idle states take", NO_LATENCY: "none: it polls"},
+        ),
+        Control.POWER,
+        "power/pm_qos_resume_latency_us of the pCPU",
+        "Documentation/ABI/testing/sysfs-devices-power",
+        "resume-latency",
+        undo=Undo.IF_THERE,
+    ),
+    Knob.GOVERNOR: KnobSpec(
+        "governor",
+        "What chooses the clock frequency of a pCPU, and of those that share its clock.",
+        Scope.PCPU,
+        Family.POWER,
+        Number("", PERFORMANCE, len(GOVERNORS) - 1, names={**dict(enumerate(GOVERNORS)), ANOTHER_GOVERNOR: "another"}),
+        Control.POWER,
+        "scaling_governor of a cpufreq policy",
+        "Documentation/admin-guide/pm/cpufreq.rst",
+        "governor",
+        undo=Undo.IF_THERE,
+    ),
 }
 
 
@@ -655,6 +698,7 @@ WARPS = of_family(Family.WARP)
 SCHEDULINGS = of_family(Family.SCHEDULING)
 MEMORIES = of_family(Family.MEMORY)
 EGRESS = of_family(Family.NETWORK)
+POWERS = of_family(Family.POWER)
 DISK_WEIGHTS = {Weighing.BFQ: Knob.BFQ_WEIGHT, Weighing.COST: Knob.IO_WEIGHT}
 """By what makes them act."""
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from manager.model.fields import CLOSED, Cpus
 from manager.model.network import BATCH_PART, MOST_KBIT
+from manager.model.power import MOST_LATENCY_US
 
 
 class BatchPlacement(StrEnum):
@@ -94,7 +95,24 @@ class PlacementRules:
             " where it can be done"
         ),
     ] = BatchGroupUse.AUTO
+    resume_latency_us: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MOST_LATENCY_US,
+            description="pCPUs with critical vCPUs resume from idle within so many microseconds; 0: they poll; null:"
+            " as the host has it",
+        ),
+    ] = None
+    performance_governor: Annotated[
+        bool, Field(description="the highest clock frequency on pCPUs with critical vCPUs, by the governor")
+    ] = False
     __pydantic_config__: ClassVar = CLOSED
+
+    @property
+    def powers(self) -> bool:
+        """Whether power settings of pCPUs are to be set."""
+        return self.resume_latency_us is not None or self.performance_governor
 
 
 @dataclass(frozen=True, slots=True)

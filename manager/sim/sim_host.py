@@ -22,6 +22,7 @@ from manager.model.host import (
 )
 from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, UNLIMITED, Family, Knob, KnobKey, KnobValue
 from manager.model.network import UplinkPort
+from manager.model.power import ClockDomain
 from manager.model.topology import Topology
 from manager.sim.scenario import FaultKind, Scenario
 from manager.sim.services import SimVm
@@ -211,6 +212,10 @@ class SimHost:
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
         """None: as above."""
+        return {}
+
+    def clocks(self) -> Mapping[int, ClockDomain]:
+        """None: its pCPUs have no idle states and one frequency."""
         return {}
 
     def warp_counters(self) -> Mapping[str, int]:

@@ -30,6 +30,7 @@ from manager.model.knobs import (
     LEAST_QUOTA_US,
     MEMORIES,
     OUTSIDE,
+    POWERS,
     SCHEDULINGS,
     UNLIMITED,
     WARPS,
@@ -39,6 +40,7 @@ from manager.model.knobs import (
     KnobValue,
 )
 from manager.model.network import ANOTHER, EgressGroup, UplinkPort
+from manager.model.power import ClockDomain
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism, Offer
@@ -140,6 +142,9 @@ class FakeHost:
     divided: dict[int, int] = field(default_factory=dict)
     """The rate of each uplink that is divided."""
     batch_ceilings: dict[int, int] = field(default_factory=dict)
+    clock_domains: dict[int, ClockDomain] = field(default_factory=dict)
+    powers: dict[tuple[Knob, int], int] = field(default_factory=dict)
+    """Power settings of pCPUs, and of their clocks."""
 
     @property
     def online(self) -> CpuSet:
@@ -172,10 +177,9 @@ class FakeHost:
         return VmInstance(HOST_UUID, HOST_UUID, 1, 1)
 
     def knobs(self, instance: VmInstance, family: Family) -> dict[KnobKey, KnobValue]:
-        if family is Family.INTERRUPT:
-            return self._interrupts()
-        if family is Family.BATCH_GROUP:
-            return self._batch()
+        own = {Family.INTERRUPT: self._interrupts, Family.POWER: self._powers, Family.BATCH_GROUP: self._batch}
+        if family in own:
+            return own[family]()
         if family is Family.MEMORY:
             return self._memory(instance)
         if family is Family.DISK:
@@ -187,6 +191,12 @@ class FakeHost:
 
     def _interrupts(self) -> dict[KnobKey, KnobValue]:
         return {KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, irq): cpus for irq, cpus in self.irqs.items()}
+
+    def _powers(self) -> dict[KnobKey, KnobValue]:
+        return {KnobKey(HOST_UUID, *knob): value for knob, value in self.powers.items()}
+
+    def clocks(self) -> dict[int, ClockDomain]:
+        return dict(self.clock_domains)
 
     def _batch(self) -> dict[KnobKey, KnobValue]:
         """A group in the idle class has no weight."""
@@ -237,7 +247,7 @@ class FakeHost:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
-        return own | self._batch() | self._above() | self._uplinks()
+        return own | self._batch() | self._above() | self._uplinks() | self._powers()
 
     def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
         numbers = self._warps(uuid) | self._schedulings(uuid) | self._memories(uuid) | self._disks(uuid)
@@ -453,11 +463,21 @@ class FakeHost:
         else:
             raise VmVanished("no such thread", errno.ESRCH)
 
+    def _set_power(self, key: KnobKey, value: int) -> None:
+        if (key.knob, key.index) not in self.powers:
+            raise VmVanished(f"no {key.knob}", errno.ENOENT)
+        self.powers[key.knob, key.index] = value
+
+    def _load(self, value: int) -> None:
+        if value == LOADED and (self.refuses or self.others):
+            raise HostError("the kernel did not take the scheduler", errno.EBUSY)
+        self._schedule(value)
+
     def _change_number(self, key: KnobKey, value: int) -> None:
         if key == SCHEDULER:
-            if value == LOADED and (self.refuses or self.others):
-                raise HostError("the kernel did not take the scheduler", errno.EBUSY)
-            self._schedule(value)
+            self._load(value)
+        elif key.knob in POWERS:
+            self._set_power(key, value)
         elif key == MACHINE:
             self._limit(value, 0, (vm.runtimes.get((Knob.RT_RUNTIME, 0), 0) for vm in self.vms.values()))
             self.machine_us = value

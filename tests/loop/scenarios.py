@@ -10,6 +10,7 @@ from manager.model.decision import CpusGoal, QuotaGoal, ResourceControl, Resourc
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
 from manager.model.network import EgressGroup, UplinkPort
+from manager.model.power import ANY_LATENCY, ClockDomain
 from manager.model.registration import Mode
 from manager.model.resource_use import DeviceUse, DiskUse, Weighing
 from manager.model.rules import (
@@ -343,6 +344,19 @@ def _switching_on(*controls: tuple[ResourceControl, str]) -> Order:
     return lambda stage: stage.decide(resources=goals)
 
 
+def _powered(stage: Stage) -> None:
+    """Clocks of two pCPUs each, one without the governor; an operator's own stricter limit on one pCPU."""
+    stage.boot("web", cpus=ZERO)
+    stage.boot("db", cpus=TWO)
+    stage.boot("batch", "batch")
+    stage.host.clock_domains = {0: ClockDomain(ZERO | ONE, True), 2: ClockDomain(TWO | {3}, False)}
+    stage.host.powers = {(Knob.RESUME_LATENCY, cpu): ANY_LATENCY for cpu in range(4)}
+    stage.host.powers |= {(Knob.GOVERNOR, 0): 2, (Knob.GOVERNOR, 2): 2, (Knob.RESUME_LATENCY, 2): 5}
+    stage.originals |= stage.host.settings()
+    stage.control(policy="equal", pinning=True)
+    stage.placement(resume_latency_us=20, performance_governor=True)
+
+
 SCENARIOS = (
     Scenario(
         "weights and pins",
@@ -611,6 +625,18 @@ SCENARIOS = (
                 (ResourceControl.UPLINK_SHARES, ""),
             ),
             _switching_on(),
+        ),
+    ),
+    Scenario(
+        "resume latency and governor",
+        _powered,
+        (
+            nothing,
+            lambda stage: stage.meddle("", Knob.RESUME_LATENCY, 50, 0),
+            nothing,
+            lambda stage: stage.adopt(""),
+            lambda stage: stage.change("db", mode=Mode.RELEASED),
+            lambda stage: stage.placement(resume_latency_us=None),
         ),
     ),
     Scenario(

@@ -66,7 +66,10 @@ def test_every_knob_is_bound_by_a_setting(knob: Knob) -> None:
 
 def test_by_default_nothing_beyond_registered_vms_is_touched() -> None:
     refused = {knob for knob in Knob if DEFAULT_LIMITS.refusal(KnobKey(HOST_UUID, knob), VALUES.get(knob, 1))}
-    assert refused == {Knob.IRQ_AFFINITY, Knob.SCHEDULER, Knob.SCHEDULING, Knob.RT_RUNTIME, Knob.VCPU_RT_RUNTIME}
+    assert refused == {
+        *(Knob.IRQ_AFFINITY, Knob.SCHEDULER, Knob.SCHEDULING, Knob.RT_RUNTIME, Knob.VCPU_RT_RUNTIME),
+        *(Knob.RESUME_LATENCY, Knob.GOVERNOR),
+    }
     assert DEFAULT_LIMITS.refusal(KnobKey("u", Knob.SCHEDULING), joined(OTHER, -5)) == "", "a nice value"
 
 
@@ -165,7 +168,7 @@ def test_settings() -> None:
     assert (limits.max_mode, limits.min_pcpus) == (Mode.OBSERVE, 0.5)
     assert limits.in_words() == (
         "mode at most observe",
-        "not allowed: pin, idle, scheduler, interrupts",
+        "not allowed: pin, idle, scheduler, interrupts, power",
         "VMs limited to 0.5 pCPUs or more",
     )
 

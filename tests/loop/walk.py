@@ -30,6 +30,7 @@ from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, V
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.network import UplinkPort
+from manager.model.power import ClockDomain
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse
 from policies.equal import POLICY as EQUAL
@@ -265,6 +266,9 @@ class FaultyHost:
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
         return self.real.uplinks()
+
+    def clocks(self) -> Mapping[int, ClockDomain]:
+        return self.real.clocks()
 
     def warp_counters(self) -> Mapping[str, int]:
         return self.real.warp_counters()

@@ -47,7 +47,7 @@ every_journalled_knob = pytest.mark.parametrize("knob", JOURNALLED)
 
 def key_of(knob: Knob) -> KnobKey:
     spec = knob.spec
-    uuid = HOST_UUID if spec.scope in {Scope.HOST, Scope.INTERRUPT} else "u1"
+    uuid = HOST_UUID if spec.scope in {Scope.HOST, Scope.INTERRUPT, Scope.PCPU} else "u1"
     return KnobKey(uuid, knob, 3 if spec.scope.numbered else 0)
 
 

@@ -1,0 +1,121 @@
+"""Resume latencies and governors in a tree of kernel files, and what the doctor says of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manager.errors import HostError, VmVanished
+from manager.host.doctor import power_check
+from manager.host.doctor.check import Subject
+from manager.host.power_knobs import PowerKnobs
+from manager.host.registry import HostPaths
+from manager.model.finding import FindingStatus
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
+from manager.model.power import ANOTHER_GOVERNOR, ANY_LATENCY, GOVERNORS, NO_LATENCY, PERFORMANCE, ClockDomain
+
+CPUS = frozenset(range(4))
+LATENCIES = [KnobKey(HOST_UUID, Knob.RESUME_LATENCY, cpu) for cpu in range(4)]
+GOVERNOR = KnobKey(HOST_UUID, Knob.GOVERNOR, 2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Four pCPUs, of which two each share a clock."""
+    cpus = tmp_path / "sys/devices/system/cpu"
+    for cpu in CPUS:
+        (cpus / f"cpu{cpu}/power").mkdir(parents=True)
+        (cpus / f"cpu{cpu}/cpuidle/state1").mkdir(parents=True)
+        (cpus / f"cpu{cpu}/power/pm_qos_resume_latency_us").write_text("0\n")
+    for policy, sharing in ((0, "0 1"), (2, "2 3")):
+        folder = cpus / f"cpufreq/policy{policy}"
+        folder.mkdir(parents=True)
+        (folder / "related_cpus").write_text(f"{sharing}\n")
+        (folder / "scaling_available_governors").write_text("performance powersave\n")
+        (folder / "scaling_governor").write_text("powersave\n")
+    (cpus / "cpufreq/boost").write_text("1\n")
+    (cpus / "online").write_text("0-3\n")
+    return tmp_path
+
+
+def files(root: Path, cpus: frozenset[int] = CPUS) -> PowerKnobs:
+    return PowerKnobs(HostPaths(root), lambda: cpus)
+
+
+def latency_file(root: Path, cpu: int = 0) -> Path:
+    return root / f"sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us"
+
+
+def policy(root: Path, number: int = 2) -> Path:
+    return root / f"sys/devices/system/cpu/cpufreq/policy{number}"
+
+
+def test_all_managed_pcpus_and_the_clocks_that_they_have_are_read(root: Path) -> None:
+    latency_file(root, 1).write_text("n/a\n")
+    latency_file(root, 2).write_text("30\n")
+    held = files(root).read(None)
+    assert [held[key] for key in LATENCIES] == [ANY_LATENCY, NO_LATENCY, 30, ANY_LATENCY]
+    assert held[GOVERNOR] == GOVERNORS.index("powersave")
+    assert files(root).domains() == {0: ClockDomain(frozenset({0, 1}), True), 2: ClockDomain(frozenset({2, 3}), True)}
+    assert set(files(root, frozenset({3})).read(None)) == {LATENCIES[3], GOVERNOR}
+
+
+@pytest.mark.parametrize(("value", "text"), [(ANY_LATENCY, "0"), (NO_LATENCY, "n/a"), (1, "1"), (20, "20")])
+def test_a_latency_is_written_in_the_kernels_words_and_read_back(root: Path, value: int, text: str) -> None:
+    assert files(root).write(LATENCIES[0], value, None) == value
+    assert latency_file(root).read_text() == text
+
+
+def test_a_governor_is_written_and_read_back_and_one_that_is_not_known_is_no_number_of_ours(root: Path) -> None:
+    assert files(root).write(GOVERNOR, PERFORMANCE, None) == PERFORMANCE
+    assert (policy(root) / "scaling_governor").read_text() == "performance"
+    (policy(root) / "scaling_governor").write_text("interactive\n")
+    assert files(root).read(None)[GOVERNOR] == ANOTHER_GOVERNOR
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(GOVERNOR, ANOTHER_GOVERNOR), (GOVERNOR, 7), (LATENCIES[0], -2), (LATENCIES[0], CPUS)]
+)
+def test_what_is_no_value_is_not_written(root: Path, key: KnobKey, value: int | frozenset[int]) -> None:
+    with pytest.raises(HostError, match="takes"):
+        files(root).write(key, value, None)
+    assert latency_file(root).read_text() == "0\n"
+
+
+def test_a_clock_that_goes_with_its_pcpus_is_gone_and_text_of_another_kind_is_an_error(root: Path) -> None:
+    for file in policy(root).iterdir():
+        file.unlink()
+    policy(root).rmdir()
+    assert GOVERNOR not in files(root).read(None)
+    with pytest.raises(VmVanished):
+        files(root).write(GOVERNOR, PERFORMANCE, None)
+    latency_file(root).write_text("soon\n")
+    with pytest.raises(HostError, match="resume latency of pCPU 0"):
+        files(root).read(None)
+
+
+def subject(root: Path) -> Subject:
+    return Subject(HostPaths(root), "test:///default", root / "lock", root, "journal.db")
+
+
+def test_the_doctor_finds_both_and_changes_nothing(root: Path) -> None:
+    latency_file(root).write_text("25\n")
+    latency, governor = power_check.resume_latency(subject(root)), power_check.governor(subject(root))
+    assert (latency.status, governor.status) == (FindingStatus.WORKS, FindingStatus.WORKS)
+    assert latency.detail == "limits are taken, and idle states chosen by them on pCPUs 0-3"
+    assert (latency_file(root).read_text(), (policy(root, 0) / "scaling_governor").read_text()) == ("25", "powersave")
+
+
+def test_the_doctor_tells_a_host_without_them(root: Path) -> None:
+    for cpu in CPUS:
+        (root / f"sys/devices/system/cpu/cpu{cpu}/cpuidle/state1").rmdir()
+    assert power_check.resume_latency(subject(root)).status is FindingStatus.IGNORED
+    for cpu in CPUS:
+        latency_file(root, cpu).unlink()
+    assert power_check.resume_latency(subject(root)).status is FindingStatus.MISSING
+    (policy(root) / "scaling_available_governors").write_text("powersave\n")
+    assert power_check.governor(subject(root)).detail == "no governor `performance` on 1 of 2 policies"
+    for number in (0, 2):
+        policy(root, number).rename(root / f"gone{number}")
+    assert power_check.governor(subject(root)).status is FindingStatus.MISSING
