@@ -99,6 +99,7 @@ CAUSES: Mapping[str, str] = {
     "memory": "Memory: pages of its VM on {host} are taken from it",
     "disk": "Disk: its VM on {host} waits for a disk",
     "network": "Network: packets of its VM on {host} are lost or held up",
+    "power": "Power: the pCPUs of its VM on {host} wake up slowly, or have a low clock",
     "not_cpu": "Not the CPU: look at {application} itself",
     "unknown": "Unknown: not enough evidence",
 }
@@ -118,6 +119,8 @@ MEASURES: Mapping[str, str] = {
     "disk_bytes_per_s": "read and written",
     "network_bytes_per_s": "received and sent",
     "dropped_packets_per_s": "packets lost",
+    "resume_us": "time its pCPUs take to resume from idle",
+    "clock_part": "clock of its pCPUs, share of the highest",
 }
 
 PERIODS: Mapping[str, tuple[str, int | None]] = {
@@ -185,6 +188,8 @@ def measured(value: float | None, metric: str) -> str:
         return throughput(value)
     if metric.endswith("_per_s"):
         return f"{digits(value)} /s"
+    if metric.endswith("_us"):
+        return milliseconds(value / 1000)
     return milliseconds(value) if metric.endswith("_ms") else percent(value)
 
 

@@ -407,7 +407,8 @@ def _case(
         vcpus[vm["name"]] = count = VmStatus.model_validate_json(vm["status"]).vcpus
         limits[vm["name"]] = min(count, vm["max_pcpus"] or count)
     max_rate_rps = sla.max_rate_rps if sla else None
-    return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, vm_classes(session))
+    target_ms = sla.response_time_ms if sla else None
+    return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, vm_classes(session), target_ms)
 
 
 def _contain_any(vms: frozenset[str], ticks: tuple[TickRecord, ...]) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from manager.control.power_blame import power_evidence, power_measures
 from manager.control.resource_means import mean_resources
 from manager.control.violation_case import LEAST_TICKS, MAIN_PART, RISEN, Case, HostTicks, Measure, Verdict
 from manager.model.records import TickRecord
@@ -62,9 +63,11 @@ class _Seen:
 
 
 def blame_resources(case: Case) -> Verdict | None:
-    """The verdict if memory, a disk or the network holds up a VM of the application; None if nothing shows that."""
+    """The verdict if memory, a disk, the network or power settings hold up a VM of the application; None if nothing
+    shows that.
+    """
     seen = [found for host in case.hosts if (found := _look(case, host)) is not None]
-    for judge in (_memory, _disk, _network):
+    for judge in (_memory, _disk, _network, _power):
         for each in seen:
             verdict = judge(each)
             if verdict is not None:
@@ -280,6 +283,16 @@ def _network(seen: _Seen) -> Verdict | None:
         f" MB/s{_then(seen, then / 1e6, 'MB/s')}"
     )
     return _verdict(VerdictKind.NETWORK, seen, evidence, measures, suspect)
+
+
+def _power(seen: _Seen) -> Verdict | None:
+    """Its pCPUs resume slowly from idle, or run slowly; last, as both are so also where nobody minds."""
+    for vm in seen.own():
+        evidence = tuple(power_evidence(vm, seen.host, seen.case.target_ms))
+        if evidence:
+            then = seen.then.of(vm.vm) if seen.then is not None else None
+            return _verdict(VerdictKind.POWER, seen, evidence, power_measures(vm, then))
+    return None
 
 
 def _loses(dropped_per_s: float, packets_per_s: float) -> bool:

@@ -46,18 +46,22 @@ def _each(
 
 
 def _mean_vm(uses: Sequence[tuple[VmResources, int]], count: int) -> VmResources:
-    """Memory is that of the last one; cycles per instruction are no rate, and the mean of those that are known."""
+    """Memory is that of the last one; what is no rate is the mean of those that are known."""
     resident = [use.resident_bytes for use, _ in uses if use.resident_bytes is not None]
-    cycles = [(use.cycles_per_instruction, weight) for use, weight in uses if use.cycles_per_instruction is not None]
     return replace(
         _mean(uses, count),
         resident_bytes=resident[-1] if resident else None,
-        cycles_per_instruction=sum(value * weight for value, weight in cycles) / sum(weight for _, weight in cycles)
-        if cycles
-        else None,
+        cycles_per_instruction=_mean_of_known([(use.cycles_per_instruction, weight) for use, weight in uses]),
+        resume_us=_mean_of_known([(use.resume_us, weight) for use, weight in uses]),
+        clock_part=_mean_of_known([(use.clock_part, weight) for use, weight in uses]),
         disks=_each(uses, lambda use: use.disks, lambda disk: disk.device, _mean, count),
         interfaces=_each(uses, lambda use: use.interfaces, lambda link: link.interface, _mean_link, count),
     )
+
+
+def _mean_of_known(values: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None]
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
 
 def _mean_link(uses: Sequence[tuple[LinkUse, int]], count: int) -> LinkUse:

@@ -37,6 +37,9 @@ SLOW_MS = 5.0
 NOTABLE_REQUESTS_PER_S = 50.0
 NOTABLE_PACKETS_PER_S = 1000.0
 NOTABLE_DROPS_PER_S = 1.0
+NOTABLE_RESUME_US = 20.0
+"""From this mean time to resume from idle on, it is worth a record of a critical VM."""
+NOTABLE_CLOCK_PART = 0.8
 MOST_RECORDED = 64
 """VMs in a record: critical ones first, then those that use most."""
 _DIGITS = 3
@@ -53,18 +56,22 @@ class CountedVm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round of readings: of VMs by name, with the indexes of their taps, and of the host (None: it failed)."""
+    """A round of readings: of VMs by name, with the indexes of their taps, and of the host (None: it failed).
+
+    ``pins``: the pCPUs that vCPUs of each critical VM are pinned to, one by one.
+    """
 
     vms: Mapping[str, CountedVm] = field(default_factory=dict)
     taps: Mapping[str, Collection[int]] = field(default_factory=dict)
     host: HostCounters | None = None
+    pins: Mapping[str, Collection[int]] = field(default_factory=dict)
 
 
 def resource_use(now: Round, before: Round) -> ResourceUse:
     """What was used between two rounds, VMs by name."""
     links = _links(now.host, before.host)
     vms = tuple(
-        _vm_use(name, counted.counters, then.counters, _of_taps(links, now, name))
+        _powered(_vm_use(name, counted.counters, then.counters, _of_taps(links, now, name)), now, before)
         for name, counted in sorted(now.vms.items())
         if (then := before.vms.get(name)) is not None
         and then.instance == counted.instance
@@ -116,6 +123,26 @@ def _vm_use(name: str, now: VmCounters, then: VmCounters, interfaces: tuple[Link
         interfaces,
         None if vhost_ns is None else vhost_ns / 1e9,
         *_work(now.work, then.work, elapsed_s),
+    )
+
+
+def _powered(use: VmResources, now: Round, before: Round) -> VmResources:
+    """With the power of the pCPUs that it is pinned to."""
+    if now.host is None or not now.pins.get(use.vm):
+        return use
+    powers = [(now.host.pcpus[cpu], cpu) for cpu in now.pins[use.vm] if cpu in now.host.pcpus]
+    clocks = [power.clock_khz / power.most_khz for power, _ in powers if power.clock_khz and power.most_khz]
+    then = before.host.pcpus if before.host is not None else {}
+    resumes = resume_us = 0
+    for power, cpu in powers:
+        past = then.get(cpu)
+        if power.resumes is None or past is None or past.resumes is None or past.resumes > power.resumes:
+            continue
+        resumes, resume_us = resumes + power.resumes - past.resumes, resume_us + power.resume_us - past.resume_us
+    return replace(
+        use,
+        resume_us=max(resume_us, 0) / resumes if resumes else None,
+        clock_part=min(math.fsum(clocks) / len(clocks), 1.0) if clocks else None,
     )
 
 
@@ -239,7 +266,9 @@ def recorded(use: ResourceUse, critical: Collection[str] = ()) -> ResourceUse:
     """What of it is kept: notable VMs, and disks and uplinks that do something."""
     slow = {disk.device for disk in use.disks if (disk.latency_ms or 0.0) >= SLOW_MS}
     slow |= {ALL_DISKS} if slow else set()
-    notable = [vm for vm in use.vms if is_notable(vm) or (vm.vm in critical and _uses_any(vm, slow))]
+    notable = [
+        vm for vm in use.vms if is_notable(vm) or (vm.vm in critical and (_uses_any(vm, slow) or _is_sleepy(vm)))
+    ]
     notable.sort(key=lambda vm: (vm.vm not in critical, -vm.disk_bytes_per_s - vm.link_bytes_per_s, vm.vm))
     disks = tuple(
         replace(disk, number=None)
@@ -269,6 +298,11 @@ def rounded(use: ResourceUse) -> ResourceUse:
 
 def _uses_any(vm: VmResources, devices: Collection[str]) -> bool:
     return any(disk.device in devices and disk.bytes_per_s for disk in vm.disks)
+
+
+def _is_sleepy(vm: VmResources) -> bool:
+    """Whether its pCPUs sleep deeply or run slowly, which may hold it up."""
+    return (vm.resume_us or 0.0) >= NOTABLE_RESUME_US or (vm.clock_part or 1.0) <= NOTABLE_CLOCK_PART
 
 
 def _short_vm(use: VmResources) -> VmResources:

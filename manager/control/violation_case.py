@@ -37,7 +37,7 @@ class Case:
     """An application that violates its SLA: its VMs, its rate then, and the ticks of the hosts of its VMs.
 
     ``vcpus`` and ``limits_pcpus`` (CPU seconds a second that a VM may use) are by VM, where known; ``classes`` are of
-    all registered VMs. The rates are None where nobody knows them, or none was agreed.
+    all registered VMs. The rates are None where nobody knows them, or none was agreed; ``target_ms`` is the SLA's.
     """
 
     application: str
@@ -48,6 +48,7 @@ class Case:
     vcpus: Mapping[str, int] | None = None
     limits_pcpus: Mapping[str, float] | None = None
     classes: Mapping[str, VmClass] | None = None
+    target_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,14 @@ class Measure:
             "disk_bytes_per_s",
             "network_bytes_per_s",
             "dropped_packets_per_s",
+            "resume_us",
+            "clock_part",
         ],
         Field(
             description="cpu_share: of the host; wait_share: part of the time its vCPUs wanted to run that they waited;"
             " vcpu_used, vcpu_wait: parts of the time, of the vCPU that is full; memory_pressure, io_pressure: part of"
-            " the time in which a thread waited for it"
+            " the time in which a thread waited for it; resume_us: what its pCPUs take to resume from idle; clock_part:"
+            " their clock, as a part of the highest"
         ),
     ]
     before: float | None

@@ -69,8 +69,10 @@ class ResourcePort(Protocol):
     def vm(self, instance: VmInstance) -> VmCounters:
         """What a VM used so far. Raises VmVanished, HostError."""
 
-    def host(self, taps: Collection[int]) -> HostCounters:
-        """What the host's resources did so far, with the names that the interfaces ``taps`` (by index) have now."""
+    def host(self, taps: Collection[int], pcpus: Collection[int] = ()) -> HostCounters:
+        """What the host's resources did so far, with the names that the interfaces ``taps`` (by index) have now, and
+        the power of these ``pcpus``.
+        """
 
     def forget(self, keep: Collection[VmInstance]) -> None:
         """Let go of what is held open for instances other than ``keep``."""

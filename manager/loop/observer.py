@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -182,6 +182,13 @@ def _read_own(
         host.uplinks() if Family.NETWORK in families else {},
         host.clocks() if Family.POWER in families else {},
     )
+
+
+def pinned_cpus(knobs: Mapping[KnobKey, KnobValue]) -> Iterator[int]:
+    """The pCPUs that vCPUs are pinned to, one by one."""
+    for key, cpus in knobs.items():
+        if key.knob is Knob.VCPU_PIN and isinstance(cpus, frozenset) and len(cpus) == 1:
+            yield from cpus
 
 
 class Rates(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from manager.control.resource_rates import CountedVm, Round, recorded, resource_use
 from manager.errors import HostError, VmVanished
@@ -40,9 +41,11 @@ class ResourceKeeper:
         taps: Mapping[str, Collection[int]],
         critical: Collection[str] = (),
         whole: bool = False,
+        pins: Mapping[str, Collection[int]] = MappingProxyType({}),
     ) -> None:
         """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps.
 
+        ``pins``: the pCPUs that critical ones are pinned to.
         ``whole``: all that are left of the round.
         """
         if self._port is None:
@@ -56,7 +59,7 @@ class ResourceKeeper:
                 self._vms[name] = CountedVm(instance, self._port.vm(instance))
         if self._left == 0:
             self._vms = {name: counted for name, counted in self._vms.items() if vms.get(name) == counted.instance}
-            self._complete(self._port, taps, critical)
+            self._complete(self._port, taps, critical, pins)
 
     def _begin(self, vms: Mapping[str, VmInstance]) -> None:
         self._vms = {}
@@ -68,13 +71,19 @@ class ResourceKeeper:
             self._left -= 1
             yield next(self._waiting)
 
-    def _complete(self, port: ResourcePort, taps: Mapping[str, Collection[int]], critical: Collection[str]) -> None:
+    def _complete(
+        self,
+        port: ResourcePort,
+        taps: Mapping[str, Collection[int]],
+        critical: Collection[str],
+        pins: Mapping[str, Collection[int]],
+    ) -> None:
         indexes = frozenset(index for name in self._vms for index in taps.get(name, ()))
         try:
-            host = port.host(indexes)
+            host = port.host(indexes, frozenset(cpu for name in self._vms for cpu in pins.get(name, ())))
         except HostError:
             host = None
-        now = Round(self._vms, {name: taps.get(name, ()) for name in self._vms}, host)
+        now = Round(self._vms, {name: taps.get(name, ()) for name in self._vms}, host, pins)
         port.forget({counted.instance for counted in self._vms.values()})
         if self._before.host is not None:
             self.latest = resource_use(now, self._before)

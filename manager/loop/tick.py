@@ -15,7 +15,16 @@ from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.cache_reading import NOTHING, CacheResult, cache_seen
 from manager.loop.chronicle import Chronicle
 from manager.loop.journal import Journal
-from manager.loop.observer import Clock, LoopSettings, Observation, Observer, Reading, read_host, system_clock
+from manager.loop.observer import (
+    Clock,
+    LoopSettings,
+    Observation,
+    Observer,
+    Reading,
+    pinned_cpus,
+    read_host,
+    system_clock,
+)
 from manager.loop.planner import Planned, Planner
 from manager.loop.rehearsal import Preview, rehearse
 from manager.loop.resource_keeper import ResourceKeeper
@@ -312,7 +321,12 @@ class ControlLoop:
         instances = {spec.name: states[domain].instance for domain, spec in specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()}
         critical = {view.name for view in snapshot.vms if view.critical}
-        self._resources.look(instances, taps, critical, whole)
+        pins = {
+            spec.name: frozenset(pinned_cpus(reading.knobs[domain]))
+            for domain, spec in specs.items()
+            if spec.name in critical
+        }
+        self._resources.look(instances, taps, critical, whole, pins)
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs

@@ -98,6 +98,17 @@ class DeviceCounters(NamedTuple):
     busy_ms: int
 
 
+class PcpuPower(NamedTuple):
+    """How often a pCPU resumed from idle so far (None: not counted), what its states are said to take for that in all,
+    and its clock now and at most. None: not known.
+    """
+
+    resumes: int | None
+    resume_us: int
+    clock_khz: int | None
+    most_khz: int | None
+
+
 class Uplink(NamedTuple):
     """A network interface of the host's own. ``speed_bytes_per_s`` None: it does not say."""
 
@@ -109,7 +120,8 @@ class HostCounters(NamedTuple):
     """What the host's resources did since it started, at ``monotonic_s``. None: not counted.
 
     ``disks`` are by name, ``links`` by index of the interface, with their names now. ``memory_bytes`` is all there is,
-    ``weighings`` by name of the disks on which weights act, ``numbers`` those of disks by name (makedev(3)).
+    ``weighings`` by name of the disks on which weights act, ``numbers`` those of disks by name (makedev(3)); ``pcpus``
+    by number, of those that were asked for.
     """
 
     monotonic_s: float
@@ -121,6 +133,7 @@ class HostCounters(NamedTuple):
     memory_bytes: int | None = None
     weighings: Mapping[str, Weighing] = MappingProxyType({})
     numbers: Mapping[str, int] = MappingProxyType({})
+    pcpus: Mapping[int, PcpuPower] = MappingProxyType({})
 
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
@@ -191,6 +204,12 @@ class VmResources:
     instructions_per_s: Annotated[Rate | None, Known] = None
     cycles_per_instruction: Annotated[Rate | None, Known, Field(description="absent: it ran none")] = None
     cache_misses_per_s: Annotated[Rate | None, Known, Field(description="of the last-level cache")] = None
+    resume_us: Annotated[
+        Rate | None, Known, Field(description="what its pCPUs are said to take to resume from idle, mean of each time")
+    ] = None
+    clock_part: Annotated[
+        Part | None, Known, Field(description="clock of its pCPUs at the end of the round, as a part of the highest")
+    ] = None
     __pydantic_config__: ClassVar = WIRE
 
     @property

@@ -10,7 +10,7 @@ class VerdictKind(StrEnum):
 
     ``not_cpu``: nothing that the host measures; look at the application itself. ``imbalance``: one vCPU of a VM is full
     and runs, while the VM has others that are not: look at the service's threads. ``memory``, ``disk``, ``network``:
-    what it waits for instead of a pCPU.
+    what it waits for instead of a pCPU. ``power``: its pCPUs resume slowly from idle, or have a low clock.
     """
 
     OVERLOAD = "overload"
@@ -20,5 +20,6 @@ class VerdictKind(StrEnum):
     MEMORY = "memory"
     DISK = "disk"
     NETWORK = "network"
+    POWER = "power"
     NOT_CPU = "not_cpu"
     UNKNOWN = "unknown"

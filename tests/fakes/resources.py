@@ -39,12 +39,14 @@ class FakeResources:
         self.held.add(instance)
         return self.counters.get(instance.uuid, VmCounters(0.0))._replace(monotonic_s=self.now_s)
 
-    def host(self, taps: Collection[int]) -> HostCounters:
+    def host(self, taps: Collection[int], pcpus: Collection[int] = ()) -> HostCounters:
         if self.failing:
             raise HostError("open: Too many open files", errno.EMFILE)
         links = self.own.links or {}
         return self.own._replace(
-            monotonic_s=self.now_s, names={index: f"vnet{index}" for index in taps if index in links}
+            monotonic_s=self.now_s,
+            names={index: f"vnet{index}" for index in taps if index in links},
+            pcpus={cpu: power for cpu, power in self.own.pcpus.items() if cpu in pcpus},
         )
 
     def forget(self, keep: Collection[VmInstance]) -> None:

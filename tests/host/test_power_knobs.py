@@ -11,9 +11,11 @@ from manager.host.doctor import power_check
 from manager.host.doctor.check import Subject
 from manager.host.power_knobs import PowerKnobs
 from manager.host.registry import HostPaths
+from manager.host.resources.pcpu_power import read_power
 from manager.model.finding import FindingStatus
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.power import ANOTHER_GOVERNOR, ANY_LATENCY, GOVERNORS, NO_LATENCY, PERFORMANCE, ClockDomain
+from manager.model.resource_use import PcpuPower
 
 CPUS = frozenset(range(4))
 LATENCIES = [KnobKey(HOST_UUID, Knob.RESUME_LATENCY, cpu) for cpu in range(4)]
@@ -119,3 +121,18 @@ def test_the_doctor_tells_a_host_without_them(root: Path) -> None:
     for number in (0, 2):
         policy(root, number).rename(root / f"gone{number}")
     assert power_check.governor(subject(root)).status is FindingStatus.MISSING
+
+
+def test_how_often_a_pcpu_resumed_how_long_that_takes_and_its_clock(root: Path) -> None:
+    cpu = root / "sys/devices/system/cpu/cpu0"
+    for state, usage, latency in (("state0", 100, 0), ("state1", 10, 133)):
+        (cpu / "cpuidle" / state).mkdir(exist_ok=True)
+        (cpu / "cpuidle" / state / "usage").write_text(f"{usage}\n")
+        (cpu / "cpuidle" / state / "latency").write_text(f"{latency}\n")
+    assert read_power(HostPaths(root), 0) == PcpuPower(110, 1330, None, None)
+    (cpu / "cpufreq").mkdir()
+    (cpu / "cpufreq/scaling_cur_freq").write_text("1200000\n")
+    (cpu / "cpufreq/cpuinfo_max_freq").write_text("3600000\n")
+    assert read_power(HostPaths(root), 0) == PcpuPower(110, 1330, 1_200_000, 3_600_000)
+    (root / "sys/devices/system/cpu/cpu3/cpuidle/state1").rmdir()
+    assert read_power(HostPaths(root), 3) is None

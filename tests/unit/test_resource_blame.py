@@ -67,7 +67,9 @@ def ticks(*rounds: ResourceUse | None) -> tuple[TickRecord, ...]:
 def case(during: ResourceUse | None, before: ResourceUse | None = QUIET, rounds: int = 6) -> Case:
     host = HostTicks("kvm1", 4, True, ticks(*[before] * rounds), ticks(*[during] * rounds))
     classes = {"web": VmClass.CRITICAL, "db": VmClass.CRITICAL, "hog": VmClass.BATCH}
-    return Case("shop", frozenset({"web"}), (host,), classes=classes, vcpus={"web": 2}, limits_pcpus={"web": 2.0})
+    return Case(
+        "shop", frozenset({"web"}), (host,), classes=classes, vcpus={"web": 2}, limits_pcpus={"web": 2.0}, target_ms=1.0
+    )
 
 
 SHORT: dict[str, object] = {"memory_pressure": 0.2}
@@ -155,6 +157,11 @@ CASES: list[tuple[Case, VerdictKind, str | None]] = [
     (case(QUIET), VerdictKind.NOT_CPU, None),
     (case(None), VerdictKind.NOT_CPU, None),
     (case(use(PRESSED), rounds=1), VerdictKind.UNKNOWN, None),
+    # Power: pCPUs that take a tenth of the target to resume, or run at seven tenths of the clock.
+    (case(use(VmResources("web", resume_us=133.0))), VerdictKind.POWER, None),
+    (case(use(VmResources("web", clock_part=0.4))), VerdictKind.POWER, None),
+    (case(use(VmResources("web", resume_us=133.0), HOG, disks=(FAST,))), VerdictKind.POWER, None),
+    (case(use(replace(WAITS, resume_us=133.0), HOG, disks=(SLOW,))), VerdictKind.DISK, "hog"),
 ]
 
 
@@ -356,3 +363,36 @@ def test_means_of_means_are_the_mean(rounds: list[ResourceUse]) -> None:
         assert other is not None
         assert other.disk_bytes_per_s == pytest.approx(vm.disk_bytes_per_s)
         assert other.link_bytes_per_s == pytest.approx(vm.link_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    "vm",
+    [VmResources("web", resume_us=90.0), VmResources("web", clock_part=0.9), VmResources("db", resume_us=500.0)],
+)
+def test_pcpus_that_wake_up_fast_enough_are_no_cause(vm: VmResources) -> None:
+    assert blame_resources(case(use(vm))) is None
+
+
+def test_the_time_to_resume_is_compared_with_the_target() -> None:
+    slept = case(use(VmResources("web", resume_us=133.0, clock_part=0.5)), use(VmResources("web", resume_us=10.0)))
+    found = blame_resources(slept)
+    assert found is not None
+    assert found.evidence == (
+        "the pCPUs that web on kvm1 is pinned to take 133 us on average to resume from idle, of a target of 1 ms: set"
+        " resume_latency_us",
+        "the pCPUs that web on kvm1 is pinned to run at 50 % of their highest clock: set performance_governor",
+    )
+    assert [(each.metric, each.before, each.during) for each in found.measures] == [
+        ("resume_us", 10.0, 133.0),
+        ("clock_part", None, 0.5),
+    ]
+    assert blame_resources(replace(slept, target_ms=5.0)) is not None, "its clock is low, whatever the target"
+    without = replace(slept, target_ms=None)
+    assert "resume" not in " ".join((blame_resources(without) or found).evidence)
+
+
+def test_what_is_not_recorded_of_power_does_not_lower_its_mean() -> None:
+    rounds = [(use(VmResources("web", clock_part=0.6, resume_us=40.0)), 1), (use(VmResources("web")), 1)]
+    mean = mean_resources(rounds)
+    assert mean is not None
+    assert (mean.vms[0].clock_part, mean.vms[0].resume_us) == (0.6, 40.0)

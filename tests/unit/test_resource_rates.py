@@ -29,6 +29,7 @@ from manager.model.resource_use import (
     HostCounters,
     LinkCounters,
     LinkUse,
+    PcpuPower,
     Pressures,
     ResourceUse,
     Signal,
@@ -334,3 +335,25 @@ def test_a_record_says_what_it_was_made_of_to_three_digits(values: list[tuple[fl
         before = next(each for each in vms if each.vm == vm.vm).disks[0]
         assert math.isclose(disk.read_bytes_per_s, before.read_bytes_per_s, rel_tol=0.006)
     assert recorded(kept) == kept, "to keep it again changes nothing"
+
+
+def test_power_of_the_pcpus_that_a_vm_is_pinned_to() -> None:
+    now, then = rounds()
+    asleep = {0: PcpuPower(100, 5_000, 1_000_000, 4_000_000), 1: PcpuPower(50, 1_000, 3_000_000, 4_000_000)}
+    woken = {0: PcpuPower(300, 25_000, 1_000_000, 4_000_000), 1: PcpuPower(10, 10, 3_000_000, 4_000_000)}
+    pinned = replace(now, host=HOST_NOW._replace(pcpus=woken), pins={"web": {0, 1, 7}})
+    [web] = resource_use(pinned, replace(then, host=HOST_THEN._replace(pcpus=asleep))).vms
+    assert (web.resume_us, web.clock_part) == (100.0, 0.5), "a counter that went back does not count"
+    [web] = resource_use(replace(pinned, pins={}), then).vms
+    assert (web.resume_us, web.clock_part) == (None, None)
+    never = replace(now, host=HOST_NOW._replace(pcpus=asleep), pins={"web": {0}})
+    [web] = resource_use(never, replace(then, host=HOST_THEN._replace(pcpus=asleep))).vms
+    assert web.resume_us is None, "it never slept"
+
+
+def test_sleepy_pcpus_of_critical_vms_are_recorded() -> None:
+    vms = tuple(
+        VmResources(name, resume_us=us, clock_part=part)
+        for name, us, part in (("a", 50.0, 1.0), ("b", 5.0, 0.5), ("c", 5.0, 1.0), ("d", 50.0, 0.5))
+    )
+    assert [vm.vm for vm in recorded(ResourceUse(vms), {"a", "b", "c"}).vms] == ["a", "b"]

@@ -133,6 +133,8 @@ def test_sources_and_verdicts_have_words() -> None:
         (0.25, "io_pressure", "25 %"),
         (42.0, "disk_latency_ms", "42 ms"),
         (120.0, "refaults_per_s", "120 /s"),
+        (250.0, "resume_us", "0.25 ms"),
+        (0.5, "clock_part", "50 %"),
         (2.5e6, "disk_bytes_per_s", "2.5 MB/s"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from manager.errors import VmVanished
 from manager.host.cgroup import CgroupMounts
@@ -12,10 +12,11 @@ from manager.host.disk_weights import cost_text
 from manager.host.files import cpus_of
 from manager.host.registry import HostPaths
 from manager.host.resources.host_counters import HostCounterFiles
+from manager.host.resources.pcpu_power import read_power
 from manager.host.resources.perf_events import FILES_PER_PCPU, why_none
 from manager.host.resources.vm_counters import VmCounterFiles
 from manager.model.host import VmInstance
-from manager.model.resource_use import HostCounters, VmCounters
+from manager.model.resource_use import HostCounters, PcpuPower, VmCounters
 
 MOST_EVENTS = 4096
 """Descriptors of performance counters, of all VMs together: each takes some for every pCPU."""
@@ -58,8 +59,16 @@ class KernelResources:
                 if len(self._vms) * len(pcpus) * FILES_PER_PCPU <= MOST_EVENTS:
                     files.count_work(pcpus)
 
-    def host(self, taps: Collection[int]) -> HostCounters:
-        return self._host.read(taps)
+    def host(self, taps: Collection[int], pcpus: Collection[int] = ()) -> HostCounters:
+        return self._host.read(taps)._replace(pcpus=dict(self._powers(pcpus)))
+
+    def _powers(self, pcpus: Collection[int]) -> Iterator[tuple[int, PcpuPower]]:
+        """None of one that went offline."""
+        for cpu in sorted(pcpus):
+            with contextlib.suppress(OSError, ValueError):
+                power = read_power(self._paths, cpu)
+                if power is not None:
+                    yield cpu, power
 
     def forget(self, keep: Collection[VmInstance]) -> None:
         for instance in [held for held in self._vms if held not in keep]:
