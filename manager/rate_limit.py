@@ -11,8 +11,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from manager.errors import Busy
 
@@ -36,8 +37,15 @@ class Turns:
     The caller that asked least lately is next, and displaces the one that asked most: a flood displaces itself.
     """
 
-    def __init__(self, waiting: int = 2, wait_s: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """``wait_s``: the longest wait."""
+    def __init__(
+        self,
+        waiting: int = 2,
+        wait_s: float = 3.0,
+        clock: Callable[[], float] = time.monotonic,
+        gate: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """``wait_s``: the longest wait. Who has the turn also passes ``gate``, which may raise Busy."""
+        self._gate = gate
         self._most_waiting = waiting
         self._wait_s = wait_s
         self._clock = clock
@@ -53,7 +61,8 @@ class Turns:
         with self._changed:
             self._take(key)
         try:
-            yield
+            with self._gate():
+                yield
         finally:
             with self._changed:
                 self._taken = False
@@ -95,16 +104,52 @@ class Turns:
         return requests
 
 
-class RateLimit:
-    """Buckets by key, of this process. Thread-safe; ``clock`` is monotonic, in seconds."""
+class Buckets(Protocol):
+    """Where the buckets of a limit are kept: by key the tokens left, and when that was."""
 
-    def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """``per_s`` 0: no limit."""
+    def locked(self, key: Hashable) -> AbstractContextManager[object]:
+        """A block in which nobody else reads or sets the bucket of that key."""
+
+    def read(self, key: Hashable) -> tuple[float, float] | None:
+        """The bucket; None: a full one."""
+
+    def set(self, key: Hashable, left: float, at_s: float) -> None:
+        """Keep it."""
+
+
+class OwnBuckets:
+    """Buckets of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # the most recently used at the end
+
+    def locked(self, _key: Hashable) -> threading.Lock:
+        """One lock for all."""
+        return self._lock
+
+    def read(self, key: Hashable) -> tuple[float, float] | None:
+        """The bucket; None: a full one."""
+        return self._left.get(key)
+
+    def set(self, key: Hashable, left: float, at_s: float) -> None:
+        """Keep it."""
+        self._left[key] = (left, at_s)
+        self._left.move_to_end(key)
+        if len(self._left) > _MOST_KEYS:  # the longest unused, whose bucket is nearly full
+            self._left.popitem(last=False)
+
+
+class RateLimit:
+    """Buckets by key. Thread-safe; ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self, per_s: float, clock: Callable[[], float] = time.monotonic, buckets: Buckets | None = None
+    ) -> None:
+        """``per_s`` 0: no limit. ``buckets`` None: of this process."""
         self._per_s = per_s
         self._clock = clock
-        self._lock = threading.Lock()
-        # By key: tokens left, and when; the most recently used at the end.
-        self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        self._buckets = buckets or OwnBuckets()
 
     @property
     def per_s(self) -> float:
@@ -115,31 +160,34 @@ class RateLimit:
         """How long a key must wait before it may take; 0: it may now."""
         if not self._per_s:
             return 0.0
-        with self._lock:
-            left = self._now(key)[0]
-        # A rounded clock may leave a tiny debt.
-        return -left / self._per_s if left <= -1e-9 else 0.0
+        with self._buckets.locked(key):
+            return self._wait_s(self._now(key)[0])
 
     def take(self, key: Hashable, amount: float = 1.0) -> None:
         """Take tokens, even more than there are: then the key must wait afterwards."""
         if not self._per_s:
             return
-        with self._lock:
+        with self._buckets.locked(key):
             left, now_s = self._now(key)
-            self._left[key] = (left - amount, now_s)
-            self._left.move_to_end(key)
-            if len(self._left) > _MOST_KEYS:  # the longest unused, whose bucket is nearly full
-                self._left.popitem(last=False)
+            self._buckets.set(key, left - amount, now_s)
 
     def ask(self, key: Hashable, amount: float = 1.0) -> float:
         """``take``, unless the key must wait; returns ``wait_s``."""
-        wait_s = self.wait_s(key)
-        if not wait_s:
-            self.take(key, amount)
+        if not self._per_s:
+            return 0.0
+        with self._buckets.locked(key):
+            left, now_s = self._now(key)
+            wait_s = self._wait_s(left)
+            if not wait_s:
+                self._buckets.set(key, left - amount, now_s)
         return wait_s
+
+    def _wait_s(self, left: float) -> float:
+        # A rounded clock may leave a tiny debt.
+        return -left / self._per_s if left <= -1e-9 else 0.0
 
     def _now(self, key: Hashable) -> tuple[float, float]:
         now_s = self._clock()
         most = self._per_s * BURST_S
-        left, then_s = self._left.get(key, (most, now_s))
+        left, then_s = self._buckets.read(key) or (most, now_s)
         return min(most, left + (now_s - then_s) * self._per_s), now_s

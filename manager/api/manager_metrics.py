@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 
 from flask import Flask, Response, request
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, Summary, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -87,11 +89,18 @@ class Metrics:
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, context: ManagerContext) -> None:
+    def __init__(self, context: ManagerContext, folder: Path | None = None) -> None:
+        """``folder``: where all processes of this manager keep their values, as PROMETHEUS_MULTIPROC_DIR says.
+
+        None: there is one process.
+        """
+        self._folder = folder
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
         self._fleet = _Fleet(context)
-        self._registry.register(self._fleet)
+        self._process = None if folder is None else _ProcessUse(self._registry)
+        if folder is None:
+            ProcessCollector(registry=self._registry)
+            self._registry.register(self._fleet)
         counter = partial(Counter, registry=self._registry)
         self._requests = counter("equipoise_api_requests", "REST requests answered", ["method", "route", "status"])
         self._durations = Histogram(
@@ -107,6 +116,13 @@ class Metrics:
         self._refused = counter("equipoise_report_items_refused", "Refused items of reports", ["field"])
         self._second = counter("equipoise_second_agent_reports", "Reports of agents that do not serve their host")
         self._claims = counter("equipoise_vm_claims_refused", "VMs reported by a host that does not run them", ["why"])
+        self._workers = Gauge(
+            "equipoise_workers",
+            "Processes of the manager that serve",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        self._workers.set(1)
         self._jobs = counter("equipoise_jobs", "Scheduled jobs that this manager requested", ["job", "result"])
         self._job_seconds = Summary(
             "equipoise_job_duration_seconds", "Duration of scheduled jobs", ["job"], registry=self._registry
@@ -121,7 +137,17 @@ class Metrics:
 
     def text(self) -> bytes:
         """The metrics page."""
-        return generate_latest(self._registry)
+        if self._folder is None:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
+        registry.register(self._fleet)
+        return generate_latest(registry)
+
+    def measure_process(self) -> None:
+        """Note what this process uses, where several add that up."""
+        if self._process is not None:
+            self._process.measure()
 
     def records_stored(self, decisions: int, events: int, ticks: int) -> None:
         """Count stored records."""
@@ -175,6 +201,29 @@ class Metrics:
 
         app.before_request(started)
         app.after_request(finished)
+
+
+class _ProcessUse:
+    """CPU time and memory of this process, which those of one manager add up; the time of those that ended stays."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._cpu = Counter("process_cpu_seconds", "CPU time of all processes of the manager", registry=registry)
+        self._memory = Gauge(
+            "process_resident_memory_bytes",
+            "Memory of all processes of the manager; what they share counts for each",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._read = ProcessCollector(registry=None)
+        self._counted_s = 0.0
+
+    def measure(self) -> None:
+        """Count what was used since the last call."""
+        used = {family.name: family.samples[0].value for family in self._read.collect()}
+        used_s = used.get("process_cpu_seconds", self._counted_s)
+        self._cpu.inc(used_s - self._counted_s)
+        self._counted_s = used_s
+        self._memory.set(used.get("process_resident_memory_bytes", 0.0))
 
 
 class _Fleet(Collector):

@@ -14,7 +14,7 @@ from manager.api.auth import PROBES
 from manager.api.context import ManagerContext
 from manager.api.manager_jobs import make_jobs
 from manager.api.manager_metrics import Metrics
-from manager.rate_limit import RateLimit
+from manager.api.worker_share import WorkerShare, serving_limits
 from manager.serving.exchange import Lane
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
@@ -30,7 +30,6 @@ from policies.installed import InstalledPolicy
 STREAM = "/live"
 """Path of the change stream for pages; each stream occupies a thread."""
 
-_TRIES_PER_S = 2.0
 _REFUSED_STREAMS = 4  # threads that refuse streams above the limit
 
 Pages = Callable[[Flask, ManagerContext, Changes], None]
@@ -40,11 +39,15 @@ Pages = Callable[[Flask, ManagerContext, Changes], None]
 class ManagerServer:
     """The HTTP server of the REST interface, and the manager's jobs."""
 
-    def __init__(self, http: HttpServer, jobs: Jobs, changes: Changes, clock: ClockWatch) -> None:
+    def __init__(
+        self, http: HttpServer, jobs: Jobs, changes: Changes, clock: ClockWatch | None, metrics: Metrics
+    ) -> None:
+        """``clock`` None: another process of this machine watches it."""
         self._http = http
         self._changes = changes
         self._jobs = jobs
         self._clock = clock
+        self._metrics = metrics
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -55,6 +58,10 @@ class ManagerServer:
         """What hangs; empty: nothing."""
         return self._http.hanging()
 
+    def measure(self) -> None:
+        """Note what this process uses, for metrics that several share."""
+        self._metrics.measure_process()
+
     def start(self) -> None:
         """Start; returns at once."""
         # Existing objects live until the end: exempt from garbage collection, which would walk them during some request
@@ -62,14 +69,16 @@ class ManagerServer:
         gc.collect()
         gc.freeze()
         self._jobs.start()
-        self._clock.start()
+        if self._clock is not None:
+            self._clock.start()
         self._http.start()
 
     def close(self) -> None:
         """Stop after running requests are answered; returns when all is done."""
         self._changes.close()  # open streams would keep the HTTP server from stopping
         self._http.close()
-        self._clock.close()
+        if self._clock is not None:
+            self._clock.close()
         self._jobs.close()
 
 
@@ -86,11 +95,14 @@ def make_server(
     policies: Mapping[str, InstalledPolicy],
     add_pages: Pages = lambda _app, _context, _changes: None,
     boot: str = "",
+    share: WorkerShare | None = None,
 ) -> ManagerServer:
     """The manager for a migrated database, listening but not serving yet. ``boot``: see ``boot_clock``.
 
-    Raises SettingsError when the address cannot be listened on.
+    ``share``: it is one of several processes, and has that part. Raises SettingsError when the address cannot be
+    listened on.
     """
+    limits = serving_limits(settings, share)
     context = ManagerContext(
         database,
         policies,
@@ -108,22 +120,27 @@ def make_server(
         silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
         small_fleet=settings.whole("small_fleet"),
         boot=boot_clock(boot),
-        requests=RateLimit(settings.number("requests_per_s")),
-        samples=RateLimit(settings.number("samples_per_s")),
-        tries=RateLimit(_TRIES_PER_S),
+        requests=limits.requests,
+        samples=limits.samples,
+        tries=limits.tries,
+        turns=limits.turns,
     )
-    metrics = Metrics(context)
+    metrics = Metrics(context, share.folder if share else None)
     app = create_app(context, metrics)
-    changes = Changes(database, settings.whole("live_streams"), clock=context.clock)
+    changes = Changes(database, limits.streams, clock=context.clock)
     add_pages(app, context, changes)
     http = HttpServer(
         app,
         settings.text("listen_host"),
         settings.whole("listen_port"),
-        Lanes(settings.whole("api_threads"), settings.whole("live_streams") + _REFUSED_STREAMS, lane_of),
+        Lanes(limits.threads, limits.streams + _REFUSED_STREAMS, lane_of),
         settings.text("trusted_proxy"),
         server_context(settings.text("tls_certificate"), settings.text("tls_key")),
+        inherited=share.sockets if share else (),
+        limits=limits.server,
     )
     jobs = Jobs(database, make_jobs(settings, context), context.clock, metrics.job_ended)
     metrics.follow_jobs(jobs.ages_s)
-    return ManagerServer(http, jobs, changes, ClockWatch(database, socket.gethostname()))
+    watches = share is None or share.number == 0
+    clock = ClockWatch(database, socket.gethostname()) if watches else None
+    return ManagerServer(http, jobs, changes, clock, metrics)

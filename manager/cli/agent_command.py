@@ -50,7 +50,7 @@ from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
 from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import WsgiApp
-from manager.serving.server import HttpServer, Lanes
+from manager.serving.server import HttpServer, Lanes, ServerLimits
 from manager.settings import AGENT_SETTINGS, SHARED_SETTINGS, Settings
 from manager.telemetry.push import MetricsPage
 from manager.terminal import say
@@ -215,12 +215,12 @@ def _listen(settings: Settings, folder: Path, metrics: WsgiApp, posts: WsgiApp, 
     """Serve metrics and accept posts, at separate listeners. Raises SettingsError."""
     unix = Path(settings.text("push_socket") or folder / _PUSH_SOCKET)
     push_host, push_port = settings.text("push_listen_host"), settings.whole("push_listen_port") or None
-    few = EdgeLimits(held_bytes=_HELD_BYTES)
-    servers = [HttpServer(posts, push_host, push_port, Lanes(_HTTP_THREADS), unix=unix, edge=few)]
+    few = ServerLimits(edge=EdgeLimits(held_bytes=_HELD_BYTES))
+    servers = [HttpServer(posts, push_host, push_port, Lanes(_HTTP_THREADS), unix=unix, limits=few)]
     stack.callback(servers[0].close)
     if settings.whole("agent_listen_port"):
         host, port = settings.text("agent_listen_host"), settings.whole("agent_listen_port")
-        servers.append(HttpServer(metrics, host, port, Lanes(_HTTP_THREADS), edge=few))
+        servers.append(HttpServer(metrics, host, port, Lanes(_HTTP_THREADS), limits=few))
         stack.callback(servers[1].close)
     for server in servers:
         server.start()

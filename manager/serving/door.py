@@ -14,8 +14,8 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ class GuestLimits:
     wait_s: float = 10.0
     idle_s: float = 130.0
     known: int = 4096
+
+    def shared_by(self, processes: int) -> GuestLimits:
+        """Those of each process of several at the same sockets, which take connections one by one."""
+        address, every = -(-self.address // processes), -(-self.all // processes)
+        return replace(self, address=address, all=every, a_turn=1)
 
 
 TLS_LIMITS = GuestLimits(address=32, all=96, a_turn=4)
@@ -221,6 +226,14 @@ def tcp_doors(host: str, port: int) -> list[Door]:
         for door in doors:
             door.close()
         raise
+    return doors
+
+
+def inherited_doors(files: Sequence[int]) -> list[Door]:
+    """Doors at sockets that listen already, by their file descriptors; another process listens at them, too."""
+    doors = [Door(fileno=file) for file in files]
+    for door in doors:
+        door.setblocking(False)
     return doors
 
 

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from manager.serving.door import Guests
-from manager.serving.exchange import Environ, Exchange, Lane, WsgiApp
+from manager.serving.exchange import MAX_BODY_BYTES, Environ, Exchange, Lane, WsgiApp
 from manager.serving.pool import Pool
 from manager.serving.wsgi import PIECE_BYTES, Scope, WsgiAnswer, environ_of, run
 
@@ -42,6 +42,11 @@ class EdgeLimits:
     held_bytes: int = 64 * 1024 * 1024
     linger_s: float = 1.0
     lingering: int = 16
+
+    def shared_by(self, processes: int) -> EdgeLimits:
+        """Those of each process of several, which holds one body of any size in any case."""
+        held_bytes = max(self.held_bytes // processes, MAX_BODY_BYTES)
+        return replace(self, held_bytes=held_bytes, lingering=-(-self.lingering // processes))
 
 
 class _Refused(Exception):

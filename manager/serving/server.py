@@ -11,14 +11,14 @@ import ssl
 import threading
 import time
 from asyncio import sslproto
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
 from manager.errors import SettingsError
-from manager.serving.door import BACKLOG, TLS_LIMITS, Door, GuestLimits, Guests, tcp_doors, unix_door
+from manager.serving.door import BACKLOG, TLS_LIMITS, Door, GuestLimits, Guests, inherited_doors, tcp_doors, unix_door
 from manager.serving.edge import Edge, EdgeLimits, LaneOf
 from manager.serving.exchange import Lane, WsgiApp
 from manager.serving.pool import Pool
@@ -48,6 +48,14 @@ class Lanes:
     threads: int
     streams: int = 0
     of: LaneOf = work_only
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Who may stay connected, and what of bodies and answers."""
+
+    guests: GuestLimits = field(default_factory=GuestLimits)
+    edge: EdgeLimits = field(default_factory=EdgeLimits)
 
 
 class _Server(uvicorn.Server):
@@ -98,12 +106,13 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         *,
         unix: Path | None = None,
-        guests: GuestLimits | None = None,
-        edge: EdgeLimits | None = None,
+        inherited: Sequence[int] = (),
+        limits: ServerLimits | None = None,
     ) -> None:
         """Bind to an address; port 0 takes a free one, None means none. Raises SettingsError when it cannot be used.
 
-        ``unix``: also at a Unix socket, see ``unix_door``.
+        ``unix``: also at a Unix socket, see ``unix_door``. ``inherited``: at these sockets (file descriptors), which
+        listen already, instead of host and port.
 
         ``tls``: by https alone, with that context's certificate.
 
@@ -111,7 +120,8 @@ class HttpServer:
         X-Forwarded-For and X-Forwarded-Proto say. Those of others are dropped.
         """
         try:
-            self._doors: list[Door] = [] if port is None else tcp_doors(host, port)
+            bound = [] if port is None or inherited else tcp_doors(host, port)
+            self._doors: list[Door] = [*bound, *inherited_doors(inherited)]
         except (OSError, ValueError, OverflowError) as error:
             raise SettingsError(f"cannot listen on {host} port {port}: {error}") from error
         self._unix = unix
@@ -122,7 +132,8 @@ class HttpServer:
                 for door in self._doors:
                     door.close()
                 raise SettingsError(f"cannot listen at {unix}: {error}") from error
-        self._guests = Guests(guests or (TLS_LIMITS if tls else GuestLimits()), frozenset({trusted_proxy} - {""}))
+        limits = limits or ServerLimits(TLS_LIMITS if tls else GuestLimits())
+        self._guests = Guests(limits.guests, frozenset({trusted_proxy} - {""}))
         for door in self._doors:
             door.guests = self._guests
         tcp = (door.getsockname() for door in self._doors if door.family != socket.AF_UNIX)
@@ -132,7 +143,7 @@ class HttpServer:
             Lane.PROBE: Pool("probe", _PROBE_THREADS, _MOST_PROBES),
             Lane.STREAM: Pool("stream", lanes.streams, 0),
         }
-        application = Edge(app, self._pools, lanes.of, self._guests, trusted_proxy, edge or EdgeLimits())
+        application = Edge(app, self._pools, lanes.of, self._guests, trusted_proxy, limits.edge)
         self._server = _Server(_config(application, tls), self._guests, self._turn)
         self._scheme = "https" if tls else "http"
         self._turned_s = time.monotonic()

@@ -106,6 +106,7 @@ class ManagerProcess:
                 [
                     *(sys.executable, "-m", "manager.cli", "manager", "--listen-port", f"{port}", *files),
                     *("--interval-s", f"{interval_s:g}", "--requests-per-s", "0", "--samples-per-s", "0"),
+                    *("--workers", "1"),  # whose CPU time is measured
                 ],
                 stdout=errors,
                 stderr=errors,

@@ -13,7 +13,7 @@ import pytest
 from manager.serving.door import DoorSocket, GuestLimits, Guests
 from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import EXCHANGE, Exchange, Lane
-from manager.serving.server import HttpServer, Lanes
+from manager.serving.server import HttpServer, Lanes, ServerLimits
 
 LIMIT = 1000
 StartServer = Callable[..., int]
@@ -161,7 +161,8 @@ def start(app: Asked) -> Iterator[StartServer]:
 
         def begin(**limits: Any) -> int:
             lanes = Lanes(2, 1, lambda path: Lane.STREAM if path == "/stream" else Lane.WORK)
-            server = HttpServer(app, "127.0.0.1", 0, lanes, edge=EdgeLimits(**limits), guests=GuestLimits(address=2))
+            few = ServerLimits(GuestLimits(address=2), EdgeLimits(**limits))
+            server = HttpServer(app, "127.0.0.1", 0, lanes, limits=few)
             stack.callback(server.close)
             server.start()
             return server.addresses[0][1]

@@ -1,0 +1,145 @@
+"""A manager of two processes on PostgreSQL: one is killed while agents report, and no acknowledged report is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from manager.model.registration import HostSpec
+from manager.store.database import open_database
+from manager.store.hosts import put_host
+from manager.store.models import DecisionRow
+from manager.store.tokens import Role, create_token
+from tests.api.conftest import START, record, report
+
+DEADLINE_S = 90.0
+HOSTS = 4
+
+
+class Manager:
+    """`equipoise manager` with two workers, and tokens of its agents and an admin."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.database = open_database(url)
+        self.database.upgrade()
+        self.secrets: dict[str, str] = {}
+        with self.database.registering() as session:
+            for number in range(HOSTS):
+                name = f"kvm{number}"
+                put_host(session, HostSpec(name), START, lambda _etag: None)
+                self.secrets[name] = create_token(session, name, Role.HOST, name, START)[1]
+            self.secrets["admin"] = create_token(session, "admin", Role.ADMIN, None, START)[1]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        options = {"listen-port": self.address.rpartition(":")[2], "database-url": url, "state-dir": folder}
+        options |= {"workers": 2, "requests-per-s": 0}
+        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        self.process = subprocess.Popen([sys.executable, "-m", "manager.cli", "manager", *flags])
+
+    def client(self, name: str) -> httpx.Client:
+        """One of a token."""
+        headers = {"Authorization": f"Bearer {self.secrets[name]}", "Equipoise-Protocol": "1"}
+        return httpx.Client(base_url=f"{self.address}/api/v1", headers=headers, timeout=20)
+
+    def workers(self) -> list[int]:
+        """Pids of those that run."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children]
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name and labels."""
+        with self.client("admin") as client:
+            lines = client.get(f"{self.address}/metrics").raise_for_status().text.splitlines()
+        return {
+            name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        }
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+@contextmanager
+def running(url: str, folder: Path) -> Iterator[Manager]:
+    manager = Manager(url, folder)
+
+    def serves() -> bool:
+        with suppress(httpx.TransportError), manager.client("admin") as client:
+            return client.get("/hosts").status_code == 200
+        return False
+
+    try:
+        wait_for(serves)
+        yield manager
+    finally:
+        manager.process.terminate()
+        status = manager.process.wait(DEADLINE_S)
+        manager.database.close()
+    assert status == 0
+
+
+class Agent(threading.Thread):
+    """Reports one decision at a time, and again until it is acknowledged."""
+
+    def __init__(self, manager: Manager, place: int, enough: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._manager, self._place, self._enough = manager, place, enough
+        self.acknowledged: list[str] = []
+
+    def run(self) -> None:
+        """Until there is enough."""
+        name, number = f"kvm{self._place}", 0
+        with self._manager.client(name) as client:
+            while not self._enough.is_set():
+                identifier = f"00000000-0000-4000-8000-{self._place:04d}{number:08d}"
+                at = datetime.now(UTC).isoformat()
+                decision = record(0) | {"id": identifier, "at": at, "host": name, "vm": None}
+                with suppress(httpx.TransportError):
+                    answer = client.post(f"/hosts/{name}/report", json=report(decisions=[decision]))
+                    if answer.status_code == 200:
+                        self.acknowledged.append(identifier)
+                        number += 1
+
+
+def test_a_killed_worker_loses_no_acknowledged_report(new_url: Callable[[str], str], tmp_path: Path) -> None:
+    url = new_url("postgresql")
+    with running(url, tmp_path) as manager:
+        wait_for(lambda: manager.metrics()["equipoise_workers"] == 2)
+        first = manager.workers()
+        assert len(first) == 2
+        enough = threading.Event()
+        agents = [Agent(manager, place, enough) for place in range(HOSTS)]
+        for agent in agents:
+            agent.start()
+        wait_for(lambda: sum(len(agent.acknowledged) for agent in agents) > 20)
+        os.kill(first[0], signal.SIGKILL)
+        before = [len(agent.acknowledged) for agent in agents]
+        wait_for(lambda: all(len(agent.acknowledged) > count + 3 for agent, count in zip(agents, before, strict=True)))
+        wait_for(lambda: len(manager.workers()) == 2 and first[0] not in manager.workers())
+        enough.set()
+        for agent in agents:
+            agent.join(DEADLINE_S)
+        acknowledged = [identifier for agent in agents for identifier in agent.acknowledged]
+        with manager.database.reading() as session:
+            stored = session.scalars(select(DecisionRow.record_id)).all()
+        assert len(stored) == len(set(stored)), "stored once"
+        assert set(acknowledged) <= set(stored)
+        assert len(stored) <= len(acknowledged) + HOSTS, "at most one of each was stored, but its answer got lost"
+        counted = manager.metrics()['equipoise_records_stored_total{kind="decision"}']
+        assert counted == pytest.approx(len(stored), abs=HOSTS), "all workers count together, with the one that is gone"
