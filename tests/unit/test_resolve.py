@@ -96,7 +96,7 @@ def test_valid_decisions(decision: Decision) -> None:
         (
             Decision(None),
             "returned Decision(weights=None, memory=None, notes=(), idle=(), cpus=(), quotas=(), ways=(), pinning=None,"
-            " explanations=(), bandwidths=None, on_trial=False, resources=()) instead of a decision",
+            " explanations=(), bandwidths=None, on_trial=False, resources=(), warps=None) instead of a decision",
         ),
         (Decision(("web",)), "holds 'web' instead of a weight goal"),
         (
