@@ -32,6 +32,7 @@ from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, 
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
 from policies.auto_resources import resource_goals
 from policies.auto_room import Room, next_room, room_goals
+from policies.auto_siblings import with_siblings
 from policies.auto_step_goals import step_goals
 from policies.cores import batch_vms, enforced
 
@@ -93,7 +94,7 @@ class Auto:
             memory=now,
             notes=(*_notes(now), *migration_notes(now.ladder, snapshot.steady_s)),
             idle=steps.idle,
-            cpus=cpus,
+            cpus=with_siblings(now.ladder, snapshot, cpus),
             quotas=(*steps.quotas, *now.experiments.goals),
             ways=steps.ways,
             pinning=False if crowd.floats else steps.pinning,

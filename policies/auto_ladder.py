@@ -12,6 +12,7 @@ from policies.auto_experiment import next_experiments
 from policies.auto_memory import AutoMemory
 from policies.auto_model import HostModel
 from policies.auto_resources import allowed_steps, resource_candidates
+from policies.auto_siblings import sibling_candidates
 from policies.auto_steps import LadderStep, StepCandidate, StepKind, StepsMemory, StepsMoment
 from policies.auto_trials import SETTLE_S, next_steps, with_room_trial
 from policies.cores import Sampling, enforced, managed, sample
@@ -58,6 +59,7 @@ def _candidates(snapshot: Snapshot, model: HostModel, now: AutoMemory) -> Iterat
     for each in candidates(snapshot, model.applications, now.fits.uses, now.ladder.in_force, findings):
         if each.step.kind is not StepKind.PIN or not now.levels:
             yield each
+    yield from sibling_candidates(snapshot, model.applications, now.ladder.in_force)
     yield from resource_candidates(snapshot, model.applications, now.ladder.in_force)
 
 

@@ -30,6 +30,7 @@ class StepKind(StrEnum):
     BANDWIDTH = "bandwidth"
     FLOAT = "float"
     PIN = "pin"
+    SIBLINGS = "siblings"
     MEMORY_PROTECTION = "memory-protection"
     MEMORY_CEILING = "memory-ceiling"
     DISK_WEIGHTS = "disk-weights"

@@ -94,6 +94,7 @@ def _words(step: LadderStep) -> str:
         StepKind.BANDWIDTH: f"the memory bandwidth of {step.target} is limited to {percent(step.amount)}",
         StepKind.FLOAT: "critical VMs float",
         StepKind.PIN: "critical VMs are pinned",
+        StepKind.SIBLINGS: f"batch VMs leave the siblings of the cores of {step.target} idle",
         StepKind.MEMORY_PROTECTION: f"the memory of {step.target} is protected",
         StepKind.MEMORY_CEILING: f"batch VM {step.target} has a ceiling of memory",
         StepKind.DISK_WEIGHTS: "critical VMs are weighted over batch VMs on disks",

@@ -28,7 +28,7 @@ from manager.model.limits import AgentLimits
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.problem import Problem, ProblemKind
-from manager.model.registration import Application, Assignment, HostSpec, Mode, Tier, VmSpec
+from manager.model.registration import Application, Assignment, HostSpec, Mode, Tier, VmClass, VmSpec
 from manager.model.resource_use import ResourceUse
 from manager.model.rules import IrqSteering
 from manager.model.warp import WarpUse
@@ -206,6 +206,7 @@ class Rates(NamedTuple):
 
 
 _NO_RATES = Rates()
+_NONE: CpuSet = frozenset()
 
 
 def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
@@ -381,6 +382,7 @@ class Observer:
                     state.idle,
                     state.quota.period_us if state.quota else None,
                     state.batch_group,
+                    pinned=frozenset(pinned_cpus(reading.knobs[uuid])) if spec.vm_class is VmClass.CRITICAL else _NONE,
                 )
             )
         bounds = self._settings

@@ -20,6 +20,8 @@ FAMILIES = {
     "vm_instructions_per_second": ("Instructions that its threads ran", ["vm"]),
     "vm_cycles_per_instruction": ("Cycles that one of them took", ["vm"]),
     "vm_cache_misses_per_second": ("Misses of the last-level cache", ["vm"]),
+    "vm_resume_seconds": ("Time that the pCPUs it is pinned to take to resume from idle, mean of each time", ["vm"]),
+    "vm_clock_ratio": ("Clock of the pCPUs that it is pinned to, as a part of the highest", ["vm"]),
     "host_pressure_ratio": ("Part of the time in which a thread waited for the resource (PSI)", ["resource"]),
     "host_disk_latency_seconds": ("Mean time a request took", ["device"]),
     "host_disk_busy_ratio": ("Part of the time with requests under way", ["device"]),
@@ -56,6 +58,8 @@ def _of_vm(use: VmResources) -> Iterator[Sample]:
     yield "vm_instructions_per_second", (use.vm,), use.instructions_per_s
     yield "vm_cycles_per_instruction", (use.vm,), use.cycles_per_instruction
     yield "vm_cache_misses_per_second", (use.vm,), use.cache_misses_per_s
+    yield "vm_resume_seconds", (use.vm,), None if use.resume_us is None else use.resume_us / 1e6
+    yield "vm_clock_ratio", (use.vm,), use.clock_part
     for disk in use.disks:
         yield "vm_disk_bytes_per_second", (use.vm, disk.device, "read"), disk.read_bytes_per_s
         yield "vm_disk_bytes_per_second", (use.vm, disk.device, "write"), disk.written_bytes_per_s

@@ -24,7 +24,8 @@ class VmView:
     ``vcpu_pcpus`` the CPU seconds a second that each vCPU used and ``vcpu_waits`` those that each waited for a pCPU, in
     their order, empty where that is not known. ``weight`` is None where it has none, as in the idle class; ``idle``
     where the kernel has no such class, ``batch_group`` where it cannot be moved into one (see ``VmState``).
-    ``memory_bytes_per_s`` is its memory traffic as of the tick before, None where that is not measured.
+    ``memory_bytes_per_s`` is its memory traffic as of the tick before, None where that is not measured. ``pinned``: the
+    pCPUs that vCPUs of a critical VM are pinned to one by one.
     """
 
     spec: VmSpec
@@ -42,6 +43,7 @@ class VmView:
     quota_period_us: int | None = None
     batch_group: int | None = None
     memory_bytes_per_s: float | None = None
+    pinned: CpuSet = frozenset()
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from manager.loop.resource_keeper import EVERY_S, NO_RESOURCES
 from manager.loop.status import tick_record
 from manager.loop.tick import TickResult
 from manager.model.host import VmInstance
+from manager.model.registration import VmClass
 from manager.model.resource_use import (
     DeviceCounters,
     DiskCounters,
     HostCounters,
     LinkCounters,
+    PcpuPower,
     Pressures,
     Signal,
     Uplink,
@@ -169,6 +172,26 @@ def test_a_host_without_counters_is_controlled_all_the_same(tmp_path: Path) -> N
     rig.loop.look_at_resources(result)
     assert rig.tick().snapshot.resources == NO_RESOURCES
     assert tick_record(result).resources is None
+
+
+def test_the_clock_of_pcpus_is_read_where_critical_vms_are_pinned(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    powers = {cpu: PcpuPower(None, 0, 1_000_000 * (cpu + 1), 4_000_000) for cpu in range(4)}
+    resources.own = resources.own._replace(pcpus=powers)
+    batch = (replace(vm, vm_class=VmClass.BATCH) if vm.name == "vm9" else vm for vm in rig.assignment.vms)
+    rig.assignment = replace(rig.assignment, vms=tuple(batch))
+    result = tick(rig, resources, 3 * ROUND + 1)
+    uses = result.snapshot.resources.vms
+    for view in result.snapshot.vms:
+        [use] = [use for use in uses if use.vm == view.name]
+        expected = [powers[cpu].clock_khz / 4_000_000 for cpu in view.pinned]  # type: ignore[operator]
+        assert use.clock_part == (pytest.approx(sum(expected) / len(expected)) if expected else None)
+    assert {bool(view.pinned) for view in result.snapshot.vms} == {True, False}, "batch VMs float"
+    metrics = AgentMetrics()
+    metrics.observe(result, 0, True)
+    page = generate_latest(metrics.registry).decode()
+    assert page.count("equipoise_vm_clock_ratio{") == len(VMS) - 1
+    assert "equipoise_vm_resume_seconds{" not in page
 
 
 def test_metrics_have_all_vms(counted: tuple[Rig, FakeResources]) -> None:
