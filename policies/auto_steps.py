@@ -100,6 +100,7 @@ class StepInForce:
     """A step that is kept since ``since_s``, and ``brought`` so much (see ``StepCandidate.gain``).
 
     It was set again ``returned`` times, ``again_s`` the last time, from when the waits until it is taken off count.
+    ``predicted``: what it was predicted to bring, with the steps in whose place it is.
     """
 
     candidate: StepCandidate
@@ -107,6 +108,7 @@ class StepInForce:
     brought: float
     again_s: float
     returned: int = 0
+    predicted: float = 0.0
 
     @property
     def step(self) -> LadderStep:
@@ -163,13 +165,17 @@ class StepEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTakenBack:
-    """What was taken back ``at_s``, and why; ``change`` of ln(percentile / target) of the application ``seen_at``."""
+    """What was taken back ``at_s``, and why; ``change`` of ln(percentile / target) of the application ``seen_at``.
+
+    ``predicted``: what it was to bring, see ``StepCandidate.gain``.
+    """
 
     step: LadderStep
     at_s: float
     end: StepEnd
     change: float | None
     seen_at: str
+    predicted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

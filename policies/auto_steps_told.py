@@ -27,7 +27,7 @@ def told_steps(ladder: StepsMemory, application: str, percentile: str, now_s: fl
         if _concerns(kept.step, application) and not off:
             yield _in_force(kept, percentile, now_s)
     if ladder.trial is not None and _concerns(ladder.trial.step, application):
-        yield _trial(ladder.trial, now_s)
+        yield _trial(ladder.trial, percentile, now_s)
     yield from _taken_back(ladder, application, percentile, now_s)
     yield from _next(ladder, application, now_s)
 
@@ -38,13 +38,14 @@ def _concerns(step: LadderStep, application: str) -> bool:
 
 def _in_force(kept: StepInForce, percentile: str, now_s: float) -> str:
     step, cost = kept.step, kept.candidate.batch_cost
-    brought = f"that lowered {percentile} of {step.application} by {_fall(kept.brought)}"
+    predicted = f" ({_fall(kept.predicted)} predicted)" if kept.predicted > 0 else ""
+    brought = f"that lowered {percentile} of {step.application} by {_fall(kept.brought)}{predicted}"
     costs = f", and is taken to cost batch VMs {percent(cost)} of their progress" if cost >= 0.005 else ""
     lasts = f"for {duration(round(now_s - kept.since_s))}" if now_s - kept.since_s >= 1 else "from now on"
     return f"{_capital(_words(step))} ({lasts}): {brought}{costs}."
 
 
-def _trial(trial: StepTrial, now_s: float) -> str:
+def _trial(trial: StepTrial, percentile: str, now_s: float) -> str:
     elapsed_s = now_s - trial.since_s
     if trial.off:
         left = duration(round(max(OFF_TRIAL_S - elapsed_s, 1.0)))
@@ -52,9 +53,10 @@ def _trial(trial: StepTrial, now_s: float) -> str:
         return f"It is tried to do without this: {what}. That ends in {left}, or at once where an SLA suffers."
     most_s = MOST_TRIAL_S if elapsed_s < MOST_TRIAL_S else LONGEST_TRIAL_S
     left = duration(round(max(most_s - elapsed_s, 1.0)))
+    fall = f"{percentile} is predicted to fall by {_fall(trial.candidate.gain)}"
     return (
-        f"On trial {_words(trial.step)}, {_why(trial.candidate)}: kept once {trial.step.application} does better by"
-        f" more than chance, taken back at once where it harms, else in {left}."
+        f"On trial {_words(trial.step)}, {_why(trial.candidate)}: {fall}. It is kept once {trial.step.application} does"
+        f" better by more than chance, taken back at once where it harms, else in {left}."
     )
 
 
@@ -65,6 +67,8 @@ def _taken_back(ladder: StepsMemory, application: str, percentile: str, now_s: f
         if last.step.application != application or cooling is None or cooling.until_s <= now_s:
             continue
         change = f"{percentile} of {last.seen_at} {_change(last.change)}" if last.change is not None else ""
+        if change and last.seen_at == application and last.predicted > 0:
+            change += f", where a fall by {_fall(last.predicted)} was predicted"
         seen = f"{_ENDS[last.end]}{f' ({change})' if change else ''}"
         ago = duration(round(max(now_s - last.at_s, 1.0)))
         left = duration(round(max(cooling.until_s - now_s, 1.0)))

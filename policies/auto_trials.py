@@ -313,8 +313,10 @@ def _returned(memory: StepsMemory, trial: StepTrial, moment: StepsMoment) -> Ste
 
 
 def _kept(memory: StepsMemory, trial: StepTrial, moment: StepsMoment, brought: float) -> StepsMemory:
-    step, before = trial.step, trial.replaces.brought if trial.replaces else 0.0
-    kept = StepInForce(trial.candidate, moment.now_s, brought + before, moment.now_s)
+    step, before = trial.step, trial.replaces
+    predicted = trial.candidate.gain + (before.predicted if before else 0.0)
+    in_all = brought + (before.brought if before else 0.0)
+    kept = StepInForce(trial.candidate, moment.now_s, in_all, moment.now_s, predicted=predicted)
     others = tuple(each for each in memory.in_force if each.step.knob != step.knob)
     cooling = {name: each for name, each in memory.cooling.items() if name != step.name}
     known = {**memory.brought, step.learnt_as: brought}
@@ -340,5 +342,5 @@ def _ended(memory: StepsMemory, trial: StepTrial, moment: StepsMoment, end: Step
     change = compared.change if compared else None
     if seen_at == trial.step.application and change is not None:
         memory = replace(memory, brought={**memory.brought, trial.step.learnt_as: -change})
-    last = StepTakenBack(trial.step, moment.now_s, end, change, seen_at)
+    last = StepTakenBack(trial.step, moment.now_s, end, change, seen_at, trial.candidate.gain)
     return _changed(replace(memory, taken_back=(*memory.taken_back, last)[-MOST_TAKEN_BACK:]), moment, None)

@@ -15,11 +15,22 @@ from manager.cli.twin_commands import calibrate_command, fits
 from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.generate import random_scenario
-from manager.sim.matrix import MatrixFile, Table, complete, matrix_policies, missing, run_jobs, totals, verdicts
+from manager.sim.matrix import (
+    MatrixFile,
+    Table,
+    complete,
+    matrix_policies,
+    missing,
+    paretos,
+    run_jobs,
+    totals,
+    verdicts,
+)
 from manager.sim.scenario_files import load_scenario, shipped
 from manager.sim.sim_report import (
     comparison_table,
     matrix_table,
+    pareto_table,
     run_json,
     run_tables,
     scenario_table,
@@ -70,9 +81,10 @@ EXAMPLES
 _MATRIX_EPILOG = f"""{_ABOUT}
 OUTPUT
   A row for each policy: share of the time in which SLAs were violated (mean over applications and scenarios), batch
-  progress relative to `priority`, settings changed in an hour, and regret: violated share minus the oracle's. Then the
-  bars that `auto` is held to, each met or not, with its numbers, as far as their policies were run. Only scenarios that
-  were run under all of the policies count. With --json every run, too.
+  progress relative to `priority`, settings changed in an hour, and regret: violated share minus the oracle's. Then in
+  how many scenarios `auto` is ahead of each other policy in violations and batch progress together, better in one of
+  them, or behind. Then the bars that `auto` is held to, each met or not, with its numbers, as far as their policies
+  were run. Only scenarios that were run under all of the policies count. With --json every run, too.
 
   --resume keeps each run in FILE, a line of JSON each, and does not repeat those that are there: interrupt it whenever
   you like. Delete FILE when a policy or the simulator has changed.
@@ -223,16 +235,21 @@ def matrix(
         except (KeyboardInterrupt, BrokenProcessPool):  # the processes are interrupted, too, maybe sooner
             is_whole = False
     table = complete(loaded, chosen, runs)
-    sums, bars = (totals(table), verdicts(table)) if table else ((), ())
+    sums, bars, standings = (totals(table), verdicts(table), paretos(table)) if table else ((), (), ())
     body = {
         "simulated": True,
         "complete": is_whole,
         "scenarios": len(table),
         "policies": [asdict(total) for total in sums],
+        "pareto": [asdict(each) for each in standings],
         "verdicts": [asdict(bar) for bar in bars],
         "runs": [asdict(run) for row in table.values() for run in row.values()],
     }
-    tables = [matrix_table(sums, len(table)), *([verdict_table(bars)] if bars else [])]
+    tables = [
+        matrix_table(sums, len(table)),
+        *([pareto_table(standings)] if standings else []),
+        *([verdict_table(bars)] if bars else []),
+    ]
     output(as_json, body, *tables, *(line for bar in bars for line in verdict_lines(bar)))
     if draw and picture and table:
         draw(table, picture)

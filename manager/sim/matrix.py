@@ -249,7 +249,8 @@ class Comparison(StrEnum):
     """Of two policies in a scenario, in violations and batch progress together (Pareto)."""
 
     AHEAD = "ahead or equal"
-    TRADE = "better in one, worse in the other"
+    FEWER_VIOLATIONS = "fewer violations, less batch"
+    MORE_BATCH = "more batch, more violations"
     BEHIND = "behind"
 
 
@@ -257,10 +258,13 @@ def standing(own: MatrixRun, other: MatrixRun) -> Comparison:
     """Ahead or equal: worse in neither. Worse is a violated share that is larger by more than WORSE_BY, or a batch
     progress that is less by more than the part LESS_BY of the other's. Behind: worse in one, and better in none.
     """
-    worse = _worse(own, other)
-    if not any(worse):
+    violated_more, less_batch = _worse(own, other)
+    violated_less, more_batch = _worse(other, own)
+    if not (violated_more or less_batch):
         return Comparison.AHEAD
-    return Comparison.TRADE if any(_worse(other, own)) else Comparison.BEHIND
+    if less_batch and violated_less:
+        return Comparison.FEWER_VIOLATIONS
+    return Comparison.MORE_BATCH if violated_more and more_batch else Comparison.BEHIND
 
 
 def _worse(own: MatrixRun, other: MatrixRun) -> tuple[bool, bool]:
@@ -268,6 +272,30 @@ def _worse(own: MatrixRun, other: MatrixRun) -> tuple[bool, bool]:
     if own.batch_progress is None or other.batch_progress is None:
         return violated, False
     return violated, own.batch_progress < other.batch_progress * (1 - LESS_BY)
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """In how many scenarios `auto` stands how against another policy, in violations and batch progress together."""
+
+    other: str
+    scenarios: int
+    ahead: int
+    fewer_violations: int
+    more_batch: int
+    behind: int
+
+
+def paretos(table: Table) -> tuple[Pareto, ...]:
+    """Against each other policy of a table that is installed."""
+    policies = next(iter(table.values()), {}).keys()
+    return tuple(_pareto(table, other) for other in policies if AUTO in policies and other not in {AUTO, ORACLE})
+
+
+def _pareto(table: Table, other: str) -> Pareto:
+    found = [standing(row[AUTO], row[other]) for row in table.values()]
+    counts = (found.count(kind) for kind in Comparison)
+    return Pareto(other, len(found), *counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,11 +345,11 @@ def _closed_verdict(table: Table) -> BarVerdict:
 
 def _ahead_verdict(table: Table, other: str) -> BarVerdict:
     found = {scenario: standing(row[AUTO], row[other]) for scenario, row in table.items()}
-    counts = {kind: sum(one is kind for one in found.values()) for kind in Comparison}
+    counts = {kind: list(found.values()).count(kind) for kind in Comparison}
     return BarVerdict(
         f"auto is ahead of {other} or equal in violations and batch progress together in {AHEAD_BAR:.0%} of scenarios",
         counts[Comparison.AHEAD] >= AHEAD_BAR * len(table),
-        f"of {len(table)}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()),
+        f"of {len(table)}: " + "; ".join(f"{count} {kind}" for kind, count in counts.items()),
         tuple(
             f"{scenario}: {found[scenario]}; auto {_both(row[AUTO])}, {other} {_both(row[other])}"
             for scenario, row in table.items()

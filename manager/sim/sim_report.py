@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from manager.sim.compare import Summary, Worse
-from manager.sim.matrix import BarVerdict, PolicyTotals
+from manager.sim.matrix import BarVerdict, Comparison, Pareto, PolicyTotals
 from manager.sim.results import RunResult
 from manager.sim.scenario import Scenario, Segment
 from manager.terminal import Table
@@ -149,6 +149,19 @@ def matrix_table(sums: Sequence[PolicyTotals], scenarios: int) -> Table:
             f"{total.changes_per_hour:.0f}",
             "-" if total.regret is None else f"{total.regret * 100:+.2f}",
         )
+    return table
+
+
+def pareto_table(standings: Sequence[Pareto]) -> Table:
+    """A line for each policy that `auto` is compared with."""
+    table = Table(
+        "auto against",
+        *map(str, Comparison),
+        title="Simulated: violations and batch progress together, in scenarios",
+    )
+    for each in standings:
+        counts = (each.ahead, each.fewer_violations, each.more_batch, each.behind)
+        table.add_row(each.other, *map(str, counts))
     return table
 
 

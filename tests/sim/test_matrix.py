@@ -15,12 +15,14 @@ from manager.sim.matrix import (
     Harm,
     MatrixFile,
     MatrixRun,
+    Pareto,
     batch_ratio,
     closed_share,
     complete,
     harms,
     matrix_policies,
     missing,
+    paretos,
     scenario_id,
     standing,
     totals,
@@ -79,8 +81,8 @@ def test_how_much_of_the_distance_is_closed(
         ((0.05, 0.6), (0.10, 0.5), Comparison.AHEAD),
         ((0.11, 0.5), (0.10, 0.5), Comparison.BEHIND),
         ((0.10, 0.49), (0.10, 0.5), Comparison.BEHIND),
-        ((0.02, 0.4), (0.10, 0.5), Comparison.TRADE),
-        ((0.20, 0.6), (0.10, 0.5), Comparison.TRADE),
+        ((0.02, 0.4), (0.10, 0.5), Comparison.FEWER_VIOLATIONS),
+        ((0.20, 0.6), (0.10, 0.5), Comparison.MORE_BATCH),
         ((0.10, None), (0.10, None), Comparison.AHEAD),
         ((0.20, None), (0.10, None), Comparison.BEHIND),
     ],
@@ -111,9 +113,17 @@ def test_verdicts_with_their_numbers() -> None:
     assert "1 of 2" in harm.numbers
     assert harm.listed == ("busy: 12.00%, priority 10.00%",)
     assert closed.numbers == "it closes 17%: violated priority 10.00%, auto 9.00%, oracle 4.00%"
-    assert ahead.numbers == "of 2: 1 ahead or equal, 1 better in one, worse in the other, 0 behind"
-    assert ahead.listed[0].startswith("calm: better in one")
+    assert ahead.numbers == (
+        "of 2: 1 ahead or equal; 1 fewer violations, less batch; 0 more batch, more violations; 0 behind"
+    )
+    assert ahead.listed[0].startswith("calm: fewer violations, less batch; auto violated")
     assert batch.numbers == "under auto it keeps 97.5%"
+
+
+def test_in_how_many_scenarios_auto_stands_how_against_each_other_policy() -> None:
+    assert paretos(TWO) == (Pareto("priority", 2, 1, 0, 0, 1), Pareto("parties", 2, 1, 1, 0, 0))
+    assert paretos({}) == ()
+    assert paretos(table(a={"priority": (0.1, 0.5), "oracle": (0.1, 0.5)})) == ()
 
 
 def test_verdicts_on_policies_that_were_not_run_are_left_out() -> None:

@@ -15,7 +15,17 @@ from manager.model.warp import Mechanism, Offer, WarpUse
 from policies.auto_candidates import candidates
 from policies.auto_model import AppModel, VmUse
 from policies.auto_step_goals import step_goals
-from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind, StepsMemory, StepTrial
+from policies.auto_steps import (
+    LadderStep,
+    StepCandidate,
+    StepCooling,
+    StepEnd,
+    StepInForce,
+    StepKind,
+    StepsMemory,
+    StepTakenBack,
+    StepTrial,
+)
 from policies.auto_steps_told import told_steps
 from tests.unit.build import capabilities, view
 from tests.unit.test_auto import app_model, application, moment
@@ -201,11 +211,22 @@ def told(memory: StepsMemory, application: str = "shop", *, acts: bool = True) -
 def test_it_says_what_is_in_force_what_that_brought_and_cost_and_what_is_on_trial() -> None:
     assert told(steps(QUOTA, on_trial=WAYS)) == (
         "Batch VM hog has a quota of 0.5 pCPUs (for 90 s): that lowered p95 of shop by 39 %, and is taken to cost batch"
-        " VMs 10 % of their progress. On trial application shop has 5 cache ways for itself, as hog is noisy: kept once"
-        " shop does better by more than chance, taken back at once where it harms, else in 2 min."
+        " VMs 10 % of their progress. On trial application shop has 5 cache ways for itself, as hog is noisy: p95 is"
+        " predicted to fall by 26 %. It is kept once shop does better by more than chance, taken back at once where it"
+        " harms, else in 2 min."
     )
     assert told(steps(QUOTA, on_trial=WAYS), "mail") == ""
     assert told(steps(IDLE), "mail").startswith("Batch VMs are in the idle class (for 90 s)"), "it concerns all"
+
+
+def test_what_was_predicted_is_said_beside_what_was_brought() -> None:
+    in_force = StepInForce(StepCandidate(QUOTA, 0.3, 0.1, 0.0, "hog is noisy"), NOW_S, 0.5, NOW_S, predicted=0.22)
+    assert "that lowered p95 of shop by 39 % (20 % predicted), and" in told(StepsMemory(in_force=(in_force,)))
+    back = StepTakenBack(WAYS, NOW_S - 5, StepEnd.NO_EFFECT, 0.02, "shop", 0.15)
+    memory = StepsMemory(taken_back=(back,), cooling={WAYS.name: StepCooling(NOW_S + 60, 1)})
+    assert "(p95 of shop rose by 2 %, where a fall by 14 % was predicted), and" in told(memory)
+    elsewhere = replace(memory, taken_back=(replace(back, seen_at="mail", end=StepEnd.HARMED),))
+    assert "predicted" not in told(elsewhere)
 
 
 def test_it_says_what_would_be_tried_where_nothing_is_written() -> None:

@@ -114,6 +114,7 @@ def test_the_step_that_gains_most_for_its_cost_is_tried_first_and_kept_once_it_h
     [kept] = climb.memory.in_force
     assert kept.step == QUOTA.step
     assert kept.brought == pytest.approx(0.6, abs=0.1)
+    assert kept.predicted == QUOTA.gain
     climb.run(600)
     assert climb.memory.steps == (QUOTA.step,), "the SLA is met: nothing else is tried, nor that taken off"
 
