@@ -20,6 +20,7 @@ from manager.store.arrivals import Arrived
 from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow
 from manager.store.models import DecisionRow, EventRow
+from manager.store.proposal_models import ProposalRow
 from manager.store.sign_in_throttle import counts_no_more
 
 _BATCH = 10_000
@@ -78,8 +79,9 @@ class Cleanup:
 
 
 def prune(cleanup: Cleanup, keep: timedelta) -> int:
-    """Remove decisions and events that were kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
+    """Remove decisions, events and proposals kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
     gone = cleanup.remove_old("decisions", DecisionRow.id, DecisionRow.at, keep)
+    gone += cleanup.remove_old("proposals", ProposalRow.id, ProposalRow.at, keep)
     return gone + cleanup.remove_old("events", EventRow.id, EventRow.at, keep)
 
 
