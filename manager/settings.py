@@ -122,6 +122,11 @@ AGENT_SETTINGS = (
     Setting("token_file", "", "file holding the bearer token; empty: the one `equipoise run` made in state_dir"),
     Setting("host_name", socket.gethostname() or "localhost", "name this host is registered under"),
     Setting("libvirt_uri", "qemu:///system", "libvirt connection of the agent"),
+    Setting(
+        "migration_uri",
+        "qemu+tls://{host}/system",
+        "libvirt connection to another host, to which a VM migrates; {host} stands for its name",
+    ),
     Setting("root_dir", "/", "root of the /proc, /sys and /run that the agent reads (for tests and containers)"),
     Setting("reconcile_s", 30.0, "seconds between full listings of the domains, besides lifecycle events", 1, 3600),
     Setting(
@@ -139,7 +144,11 @@ AGENT_SETTINGS = (
     Setting("find_services", "on", "find the services in VMs by the packets at their taps", choices=SWITCH),
     Setting("count_instructions", "off", "count instructions and cache misses of VMs by the PMU", choices=SWITCH),
     Setting("max_mode", "enforce", "the most that this agent does, whatever the manager says", choices=MODES),
-    Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, power, mount"),
+    Setting(
+        "allow",
+        "",
+        "what this agent may do besides, with commas: real-time, scheduler, interrupts, power, mount, migrate",
+    ),
     Setting(
         "deny",
         "",

@@ -27,6 +27,7 @@ from webui import (  # noqa: F401 - each adds its pages
     inventory_pages,
     live_feed,
     people_pages,
+    proposal_pages,
     record_pages,
     savings_pages,
     sign_in_pages,

@@ -70,6 +70,15 @@ BADGES: Mapping[str, Mapping[str, Badge]] = {
         "unsure": Badge("no_data", "unsure"),
         "yes": Badge("met", "yes"),
     },
+    "migration": {
+        "proposed": Badge("at_risk", "proposed"),
+        "approved": Badge("info", "approved"),
+        "running": Badge("info", "under way"),
+        "done": Badge("met", "done"),
+        "failed": Badge("violated", "failed"),
+        "dismissed": Badge("no_data", "dismissed"),
+        "expired": Badge("no_data", "expired"),
+    },
     "severity": {
         "error": Badge("violated", "error"),
         "warning": Badge("at_risk", "warning"),
@@ -283,6 +292,7 @@ LABELS: Mapping[str, str] = {
     "max_slowdown": "Slowdown at most (times)",
     "max_rate_rps": "Agreed rate (req/s)",
     "memory.steps": "Let the policy decide protection and ceilings of memory",
+    "migrate": "Migrations away from it",
     "memory.ceilings": "Hold back batch VMs that grow",
     "most_protected": "Protected at most (part of the host's memory)",
     "network.steps": "Let the policy divide uplinks",

@@ -18,7 +18,7 @@ from manager.protocol.report import ReportIn
 from manager.protocol.sparing import read_sparing
 from manager.store.windows import MAX_COUNT
 
-LISTS = ("vms", "sources", "domains", "windows", "ticks", "decisions", "events")
+LISTS = ("vms", "sources", "domains", "windows", "ticks", "decisions", "events", "migrations")
 PARTS = ("capabilities", "tick", "findings", "services")
 _MOST_TEXT = 300
 _MOST_ID = 100

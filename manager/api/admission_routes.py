@@ -17,10 +17,10 @@ from manager.api.endpoint import RouteGroup
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import NamePath
 from manager.api.schemas.admission_shapes import AdmissionFactors, AdmissionIn, AdmissionOut, AdmissionVm
+from manager.api.vm_demand import pcpus_of, wanted_pcpus
 from manager.api.what_if_routes import TWIN_EFFORT, recorded
 from manager.control.consolidation import Consolidation, consolidation, overfull
 from manager.errors import InvalidRequest, NotFound, TwinRefused
-from manager.model.cpus import parse_cpus
 from manager.model.registration import VmClass
 from manager.protocol.report import VmStatus
 from manager.replay.recording import Recording
@@ -128,18 +128,8 @@ def _known(session: Session, host: str, body: AdmissionIn) -> dict[str, Any]:
         raise InvalidRequest("vm", f'"{vm["name"]}" is refused: it runs on {host} already')
     status = VmStatus.model_validate_json(vm["status"])
     known["vcpus"] = status.vcpus or None
-    batch = vm["batch"]
-    if batch is not None:
-        known["demand"] = max(batch.alone_pcpus or batch.would_pcpus, 0.01)
-    else:
-        pcpus = _pcpus(get(session, HostRow, vm["status_host"]))
-        used = status.cpu_share * pcpus
-        known["demand"] = max(used, min(used + status.run_delay_share, status.vcpus), 0.01)
+    known["demand"] = max(wanted_pcpus(status, vm["batch"], pcpus_of(get(session, HostRow, vm["status_host"]))), 0.01)
     return known
-
-
-def _pcpus(host: HostRow) -> int:
-    return len(parse_cpus((host.capabilities or {}).get("online_cpus", "")))
 
 
 def _history(

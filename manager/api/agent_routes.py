@@ -51,6 +51,7 @@ from manager.store.event_records import store_events
 from manager.store.hosts import put_findings, put_services, put_shares, replace_domains, reporting_host
 from manager.store.manager_clock import manager_behind_s
 from manager.store.models import HostRow
+from manager.store.proposals import take_reports
 from manager.store.registrations import get
 from manager.store.serving_hosts import served_until
 from manager.store.silent_hosts import note_clock
@@ -99,7 +100,10 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
             metrics.agent_refused()
             raise Conflict(rival)
         stored = taken.stored
-        stored.refused, stored.cadence = accepted.refused, cadence
+        stored.refused, stored.cadence, stored.migrations = accepted.refused, cadence, list(taken.reporter.orders)
+        if accepted.body.migrations:
+            with database.writing() as session:
+                take_reports(session, path.name, accepted.body.migrations, now)
         _count(metrics, accepted, stored, taken.refused_vms)
         if slots is None and accepted.body.wants_slots:  # of one state of the database, as it is made anew
             with database.reading() as session:

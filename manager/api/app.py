@@ -20,6 +20,7 @@ from manager.api.host_routes import hosts_api, reported_api
 from manager.api.manager_metrics import Metrics
 from manager.api.preview_routes import preview_api
 from manager.api.problem_details import install_errors
+from manager.api.proposal_routes import proposals_api
 from manager.api.record_routes import records_api
 from manager.api.request_ids import with_request_ids
 from manager.api.sample_routes import samples_api
@@ -70,7 +71,7 @@ def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenA
             routes_of(context)
             for routes_of in (
                 *(hosts_api, vms_api, applications_api, samples_api, fleet_api, policies_api, preview_api),
-                *(reported_api, records_api, history_api, evidence_api, what_if_api, admission_api),
+                *(reported_api, records_api, history_api, evidence_api, what_if_api, admission_api, proposals_api),
                 *(tokens_api, joining_api, users_api, audit_api, health_api),
             )
         ),

@@ -14,12 +14,14 @@ from manager.api.context import ManagerContext
 from manager.control.claim_rules import RegisteredVm
 from manager.control.source_rules import sources_in_force, sources_on
 from manager.model.fields import fields_of, json_of
+from manager.model.migration import MigrationOrder
 from manager.model.registration import Application, HostSpec, VmSpec
 from manager.model.window import AssignedWindow
 from manager.protocol.assignment import AssignedApplication, AssignmentOut, SlotsOut
 from manager.store.applications import applications_for_host, applications_of
 from manager.store.database import registration_revision
 from manager.store.models import HostRow
+from manager.store.proposals import orders_of
 from manager.store.registrations import get
 from manager.store.serving_hosts import named_hosts
 from manager.store.silent_hosts import ranks_of
@@ -42,6 +44,7 @@ class _Registered:
     host: HostSpec
     vms: tuple[VmSpec, ...]
     applications: Mapping[int, Application]
+    orders: tuple[MigrationOrder, ...]
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -110,6 +113,11 @@ class ReportingHost:
     def vms(self) -> Mapping[str, RegisteredVm]:
         """The VMs that are registered for this host, by name, as far as known."""
         return self.registered.here if self.registered else {}
+
+    @property
+    def orders(self) -> tuple[MigrationOrder, ...]:
+        """VMs to be migrated from this host, as far as known."""
+        return self.registered.orders if self.registered else ()
 
 
 class Assignments:
@@ -209,6 +217,7 @@ class Assignments:
                 HostSpec(**fields_of(HostSpec, row)),
                 tuple(vms_for_host(session, host)),
                 {row.id: applications[row.name] for row in rows},
+                orders_of(session, host),
             )
         return registered
 

@@ -272,6 +272,16 @@ def evidence_api(context: ManagerContext) -> RouteGroup:
     return api
 
 
+def cause_now(session: Session, context: ManagerContext, row: ApplicationRow) -> tuple[Violation, Verdict] | None:
+    """The violation of an application's SLA that goes on, and its likely cause; None: there was none for a minute."""
+    now = context.now()
+    violation, periods = _violation(session, context, row, now, _LOOK_BACK)
+    if violation is None or violation.end_s < (now - _NEAR).timestamp():
+        return None
+    past = read_past(session, timestamp(violation.start_s), row.name)
+    return violation, blame(_case(session, context, row, violation, _rate_rps(periods, context.slot_s), past))
+
+
 def _steps(context: ManagerContext, query: HistoryQuery) -> Steps:
     """The steps of the requested range. Raises InvalidRequest if it is empty or too long."""
     now = context.now()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from manager.api.balance_job import Balancer
 from manager.api.context import ManagerContext
 from manager.settings import Settings
 from manager.store.arrivals import Arrivals
@@ -24,6 +25,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     rollups = RollUps(database, context.slot_length, context.min_samples, keep)
     ticks = TickRollUps(database, keep)
     silence = SilenceWatch(context.silent)
+    balancer = Balancer(context)
     arrived = Arrivals(database, context.clock, context.boot)
 
     def cleanup(run: Run) -> Cleanup:
@@ -46,4 +48,5 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         Job("rollups", _MINUTE_S, roll_up),
         Job("tick-rollups", _MINUTE_S, roll_up_ticks),
         Job("silent-hosts", context.slot_s, watch),
+        Job("balance", _MINUTE_S, balancer.look),
     )

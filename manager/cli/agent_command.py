@@ -186,6 +186,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         telemetry=machine.telemetry,
         findings=FindingsWatch(machine.examiner),
         sync_s=settings.number("sync_s"),
+        migrator=machine.migrator,
         guard=guard_settings(settings),
     )
     metrics.aside.set_function(lambda: outbox.aside)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from manager.host.port import HostPort
+from manager.host.port import HostPort, MigrationPort
 from manager.loop.guard import GuardSettings, GuardUse
 from manager.loop.observer import LoopSettings
 from manager.loop.watches import Examiner
@@ -30,7 +30,8 @@ class VmArrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A host, its response times and where they are posted, what examines it, its new VMs if any come, its limits."""
+    """A host, its response times and where they are posted, what examines it, its new VMs if any come, its limits,
+    and what migrates its VMs."""
 
     host: HostPort
     telemetry: Telemetry
@@ -38,6 +39,7 @@ class Machine:
     examiner: Examiner
     arrivals: VmArrivals | None = None
     limits: AgentLimits = DEFAULT_LIMITS
+    migrator: MigrationPort | None = None
 
 
 MakeMachine = Callable[[Settings, ExitStack], Machine]

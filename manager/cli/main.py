@@ -32,6 +32,7 @@ _COMMANDS = {
     "load": "load_command",
     "profile": "profile_command",
     "fits": "fits_command",
+    "proposals": "proposals_command",
     "savings": "savings_command",
     "record": "record_command",
     "replay": "replay_command",

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from manager.cli.machine import Machine
 from manager.cli.options import environment, push_token
-from manager.errors import HostError
+from manager.errors import HostError, SettingsError
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
+from manager.host.live_migration import LiveMigration
 from manager.host.registry import HostPaths
 from manager.host.thread_times import ThreadTimes
 from manager.model.cpus import parse_cpus
@@ -27,6 +28,7 @@ from manager.telemetry.source_thread import Sources
 
 _FIRST_LISTING_S = 10
 _LONGEST_S = 120
+_PEER_URI = "qemu+tls://{host}/system"
 _BATCH_GROUP = "batch-group"
 _ONCE = frozenset({"cpu-weight-acts", _BATCH_GROUP})
 _NEEDED = {FindingStatus.DEGRADED: True, FindingStatus.WORKS: False}
@@ -130,8 +132,16 @@ def _thread_times(settings: Settings, stack: ExitStack) -> ThreadTimes | None:
         return None
 
 
+def _migrator(settings: Settings) -> LiveMigration:
+    """Raises SettingsError for a setting that names no host."""
+    uri = settings.text("migration_uri")
+    if "{host}" not in uri:
+        raise SettingsError(f"setting migration_uri: {uri!r} is refused; use one with {{host}}, such as {_PEER_URI}")
+    return LiveMigration(settings.text("libvirt_uri"), uri)
+
+
 def make_machine(settings: Settings, stack: ExitStack) -> Machine:
-    """A ``MakeMachine``. Raises HostError."""
+    """A ``MakeMachine``. Raises HostError, SettingsError."""
     host, watch, listed = open_host(settings, stack, _thread_times(settings, stack))
     if not listed:
         log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
@@ -148,4 +158,4 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     sources.finds_services = settings.text("find_services") == "on"
     sources.start()
     stack.callback(sources.close)
-    return Machine(host, sources, sources.pages, Doctor(settings, host), watch, settings.limits)
+    return Machine(host, sources, sources.pages, Doctor(settings, host), watch, settings.limits, _migrator(settings))

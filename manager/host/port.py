@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
@@ -76,6 +76,16 @@ class ResourcePort(Protocol):
 
     def forget(self, keep: Collection[VmInstance]) -> None:
         """Let go of what is held open for instances other than ``keep``."""
+
+
+class MigrationPort(Protocol):
+    """Moves running VMs to other hosts."""
+
+    def migrate(self, instance: VmInstance, to: str, on_copied: Callable[[float], None]) -> None:
+        """Migrate a VM to the host of that name and return once it runs there. Raises VmVanished, HostError.
+
+        Blocks for minutes. ``on_copied`` gets the part of its memory that was copied, now and then, from 0 to 1.
+        """
 
 
 class HostPort(Protocol):

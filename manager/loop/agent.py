@@ -7,12 +7,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from manager.host.port import MigrationPort
 from manager.logs import TICK_NUMBER, within
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.assigned import Assigned
 from manager.loop.chronicle import discovery_news
 from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.link import ManagerLink, dated_here, joined
+from manager.loop.migrations import Migrations
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Outbox
 from manager.loop.outgoing import Outgoing
@@ -60,9 +62,10 @@ class Agent:
         telemetry: Telemetry,
         findings: FindingsWatch,
         sync_s: float,
+        migrator: MigrationPort | None = None,
         guard: GuardSettings = GuardSettings(),  # noqa: B008 - immutable
     ) -> None:
-        """Everything is injected; nothing runs before ``start``."""
+        """Everything is injected; nothing runs before ``start``. ``migrator`` None: no VM can be migrated from here."""
         self._loop, self._link, self._metrics = loop, link, metrics
         self._host, self._journal = loop.host, loop.journal
         self._telemetry, self._findings = telemetry, findings
@@ -82,6 +85,7 @@ class Agent:
             self._oversight,
             telemetry=telemetry,
             findings=findings,
+            migrations=Migrations(self._host, migrator, loop.limits),
             sync_s=min(sync_s, self._interval_s),
             crashed=self._schedule.crashed,
         )

@@ -26,6 +26,7 @@ from manager.loop.outbox import Outbox, Waiting
 from manager.model.fields import adapter_of, fields_of
 from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
+from manager.model.migration import MigrationOrder, MigrationReport
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.traffic import HostServices
@@ -76,6 +77,7 @@ class Report:
     domains: tuple[VmInstance, ...] | None = None
     findings: Findings | None = None
     services: HostServices | None = None
+    migrations: tuple[MigrationReport, ...] = ()
 
 
 class ManagerLink:
@@ -83,7 +85,7 @@ class ManagerLink:
 
     ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the next report needs all VMs.
     ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown. ``cadence``: how often
-    the manager wants reports, None: in each interval.
+    the manager wants reports, None: in each interval. ``orders``: what is to be migrated, by its last answer.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class ManagerLink:
         self.shared, self.vms_missing = True, False
         self.clock_ahead_s: float | None = None
         self.cadence: Cadence | None = None
+        self.orders: tuple[MigrationOrder, ...] = ()
         self._windows_read: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
@@ -226,6 +229,8 @@ class ManagerLink:
         """
         windows = _valid(report.windows, _window)
         scalars = [Piece(name, value) for name in _SCALARS if (value := getattr(report, name)) is not None]
+        if report.migrations:
+            scalars.append(Piece("migrations", list(report.migrations)))
         if report.domains is not None:
             scalars.append(Piece("domains", _valid(report.domains, _domain)))
         while True:
@@ -240,6 +245,7 @@ class ManagerLink:
             if waiting.last:
                 self._outbox.drop_through(waiting.last)
             self.vms_missing, self.cadence = stored.vms_missing, stored.cadence
+            self.orders = tuple(stored.migrations)
             if last:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._assigned if done else self.fetch()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from manager.errors import JournalError, ManagerUnavailable
 from manager.loop.assigned import Assigned
 from manager.loop.link import ManagerLink, Report
+from manager.loop.migrations import Migrations
 from manager.loop.observer import system_clock
 from manager.loop.outgoing import Outgoing
 from manager.loop.pace import Pace
@@ -82,6 +83,7 @@ class Reporter(Background):
         *,
         telemetry: Telemetry,
         findings: FindingsWatch,
+        migrations: Migrations,
         sync_s: float,
         crashed: Callable[[str, BaseException], None],
     ) -> None:
@@ -89,6 +91,7 @@ class Reporter(Background):
         super().__init__("reporter")  # a loop of its own: a job of a scheduler costs as much as half an exchange
         self._loop, self._link, self._oversight = loop, link, oversight
         self._telemetry, self._findings, self._outgoing = telemetry, findings, outgoing
+        self._migrations = migrations
         self._sync_s = sync_s
         self._crashed = crashed
         self._pace = Pace(loop.settings.host_name)
@@ -138,6 +141,7 @@ class Reporter(Background):
         sources, services = self._telemetry.statuses(), self._telemetry.services()
         facts = self._facts()
         news, services_due = self._is_news(facts), self._are_due(services)
+        migrations = tuple(self._migrations.reports())
         self._outgoing.metrics.observe_sources(sources)
         try:
             told = history or news or self._link.shared or self._is_urgent()
@@ -149,6 +153,7 @@ class Reporter(Background):
                 sources=sources if sources != self._reported_sources else None,
                 windows=self._live_windows(),
                 services=services if services_due else None,
+                migrations=migrations,
             )
             if news:
                 report = replace(
@@ -161,6 +166,8 @@ class Reporter(Background):
         except (ManagerUnavailable, JournalError) as error:
             self._outgoing.urgent = urgent or self._outgoing.urgent
             return self._without_manager(error)
+        self._migrations.reported(migrations)
+        self._migrations.obey(self._link.orders)
         self._pace.reported(system_clock().monotonic_s, self._link.cadence, history=history)
         if news:
             self._reported_facts = facts, system_clock().monotonic_s
@@ -173,7 +180,7 @@ class Reporter(Background):
 
     def _is_urgent(self) -> bool:
         """Whether a report cannot wait until it is due: what runs here changed, an SLA is or was violated, ticks stand
-        still, a VM migrates, or a new assignment was acted on for the first time.
+        still, a VM migrates or a migration ended, or a new assignment was acted on for the first time.
         """
         latest, reported = self.latest, self._reported
         if latest is None or reported is None or self._reported_facts is None:
@@ -183,6 +190,7 @@ class Reporter(Background):
             facts != self._reported_facts[0]
             or bool(latest.violated or reported.violated)
             or any(vm.migrating for vm in latest.vms)
+            or self._migrations.untold
             or self._oversight.stalled_s is not None
             or latest.tick.assignment_revision != reported.tick.assignment_revision
         )

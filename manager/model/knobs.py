@@ -142,6 +142,7 @@ class Control(StrEnum):
     """What can be done to a host, in the words of the settings ``allow`` and ``deny``.
 
     ``mount``: to mount resctrl, which ``cache`` needs where it is not mounted. ``nice``: nice values of vCPUs.
+    ``migrate``: to send VMs to other hosts.
     """
 
     WEIGHT = "weight"
@@ -160,6 +161,7 @@ class Control(StrEnum):
     INTERRUPTS = "interrupts"
     POWER = "power"
     MOUNT = "mount"
+    MIGRATE = "migrate"
 
 
 class Order(StrEnum):

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from manager.model.knobs import Control, KnobKey, KnobValue
 from manager.model.registration import Mode
 
-RISKY = frozenset({Control.REAL_TIME, Control.SCHEDULER, Control.INTERRUPTS, Control.POWER, Control.MOUNT})
+RISKY = frozenset(
+    {Control.REAL_TIME, Control.SCHEDULER, Control.INTERRUPTS, Control.POWER, Control.MOUNT, Control.MIGRATE}
+)
 """What reaches beyond registered VMs, or can take a pCPU from all others: only where it is allowed."""
 USUAL = frozenset(Control) - RISKY
 LEAST_PCPUS = 0.1

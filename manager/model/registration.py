@@ -12,6 +12,7 @@ from manager.model.cache import CachePart
 from manager.model.fields import CLOSED, WIRE, Count, DomainName, Name, Percentile, SomeCpus, Uuid, Weight
 from manager.model.job import BatchJob
 from manager.model.law import Law
+from manager.model.migration import MigrationUse
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.source import Source
@@ -244,6 +245,13 @@ class HostIn:
     memory: MemoryRules = field(default_factory=MemoryRules)
     disk: DiskRules = field(default_factory=DiskRules)
     network: NetworkRules = field(default_factory=NetworkRules)
+    migrate: Annotated[
+        MigrationUse,
+        Field(
+            description="migrations of VMs away from it: off; propose: an operator approves them; auto: they begin by"
+            " themselves"
+        ),
+    ] = MigrationUse.PROPOSE
     __pydantic_config__: ClassVar = CLOSED
 
 

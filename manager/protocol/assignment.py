@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from manager.model.fields import Count, Name, Schema, Text, adapter_of, fields_of
+from manager.model.migration import MigrationOrder
 from manager.model.registration import Application, Assignment
 from manager.model.window import AssignedWindow, Window
 
@@ -93,6 +94,11 @@ class ReportOut(Schema):
         " report needs all",
     )
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
+    migrations: list[MigrationOrder] = Field(
+        default_factory=list,
+        exclude_if=lambda orders: not orders,
+        description="VMs of this host to be migrated, the oldest order first; absent: none, or not known now",
+    )
     cadence: Cadence | None = Field(default=None, description="null: all in each interval, as earlier agents do")
     refused: list[RefusedItem] = Field(
         default_factory=list,

@@ -21,6 +21,7 @@ from manager.model.finding import Findings
 from manager.model.host import Capabilities
 from manager.model.job import BatchVm
 from manager.model.knobs import Knob
+from manager.model.migration import MigrationReport
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse
@@ -302,4 +303,10 @@ class ReportIn(Schema):
     ticks: list[TickRecord] = Field(default_factory=list, max_length=500)
     decisions: list[DecisionRecord] = Field(default_factory=list, max_length=1000)
     events: list[Event] = Field(default_factory=list, max_length=1000)
+    migrations: list[MigrationReport] = Field(
+        default_factory=list,
+        max_length=100,
+        exclude_if=lambda reports: not reports,
+        description="those under way from this host, and ends that were not reported yet; absent: none",
+    )
     wants_slots: bool = Field(default=False, description="answer with `slots`, as the route for them does")

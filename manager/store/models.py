@@ -36,6 +36,7 @@ from manager.model.histogram import Histogram
 from manager.model.job import BatchJob
 from manager.model.knobs import Knob
 from manager.model.law import Law
+from manager.model.migration import MigrationUse
 from manager.model.packed_histogram import pack, unpack
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import CacheControl, Mode, Sharing, Sla, VmClass
@@ -131,7 +132,7 @@ class PackedHistogram(TypeDecorator[Histogram]):
         return None if value is None else unpack(value)
 
 
-def _words(kind: type[StrEnum]) -> Enum:
+def as_words(kind: type[StrEnum]) -> Enum:
     """A column of an enumeration as plain text, so that a new value needs no migration."""
     return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
 
@@ -140,6 +141,8 @@ def only_where(condition: str) -> dict[str, Any]:
     """Arguments of a partial index with a condition, on every database."""
     return {f"{dialect}_where": text(condition) for dialect in ("sqlite", "postgresql")}
 
+
+_WORDS = (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse, CacheControl, MigrationUse)
 
 # Row numbers of tables that grow without limit; SQLite numbers rows only in a column of exactly this type.
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -163,7 +166,7 @@ class Base(DeclarativeBase):
         Json: JSON(none_as_null=True),
         JsonList: JSON(none_as_null=True),
         Histogram: PackedHistogram(),
-        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse, CacheControl)},
+        **{kind: as_words(kind) for kind in _WORDS},
     }
 
 
@@ -213,6 +216,7 @@ class HostRow(Registered):
     memory: Mapped[MemoryRules] = mapped_column(JsonOf(MemoryRules, MemoryRules()), nullable=True)
     disk: Mapped[DiskRules] = mapped_column(JsonOf(DiskRules, DiskRules()), nullable=True)
     network: Mapped[NetworkRules] = mapped_column(JsonOf(NetworkRules, NetworkRules()), nullable=True)
+    migrate: Mapped[MigrationUse] = mapped_column(server_default="propose")
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
     last_seen_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=False, server_default=false())

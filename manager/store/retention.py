@@ -21,6 +21,7 @@ from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow
 from manager.store.models import EventRow
 from manager.store.pack_models import DecidedVmRow, DecisionPackRow
+from manager.store.proposal_models import ProposalRow
 from manager.store.sign_in_throttle import counts_no_more
 
 _BATCH = 10_000
@@ -80,10 +81,11 @@ class Cleanup:
 
 
 def prune(cleanup: Cleanup, keep: timedelta) -> int:
-    """Remove decisions and events that were kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
+    """Remove decisions, events and proposals kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
     gone = cleanup.remove_old("decisions", DecisionPackRow.id, DecisionPackRow.last_at, keep)
     # Its row is as old as the first decision of its day.
     gone += cleanup.remove_old("decided-vms", DecidedVmRow.id, DecidedVmRow.day, keep + _DAY)
+    gone += cleanup.remove_old("proposals", ProposalRow.id, ProposalRow.at, keep)
     return gone + cleanup.remove_old("events", EventRow.id, EventRow.at, keep)
 
 

@@ -215,6 +215,7 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "cache": "off",
         "cache_mount": False,
         "bandwidth_warning": 0.9,
+        "migrate": "propose",
         "law": LAW,
         "placement": PLACEMENT,
         "memory": MEMORY,

@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.api.conftest import Api, record, report
+from manager.store.proposals import Proposal, propose
+from tests.api.conftest import START, Api, record, report, status
 from tests.api.test_auth import ROUTES, Route
 
 # What agents and sources do is not what people do; a question changes nothing; and a token to join with is needed for
@@ -20,6 +21,14 @@ SHOP = {"tiers": [{"name": "web", "vms": ["a"]}], "sla": {"response_time_ms": 10
 def audit(api: Api, query: str = "") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = api.ok("GET", f"/audit{query}", role="operator")["items"]
     return found
+
+
+def propose_one(api: Api) -> None:
+    """A migration of ``a`` from a host that reports it to another one, as proposal 1."""
+    api.ok("PUT", "/hosts/kvm2", {})
+    api.ok("POST", "/hosts/kvm1/report", report(vms=[status("a")]), role="host")
+    with api.database.registering() as session:
+        propose(session, Proposal("a", "kvm1", "kvm2", "shop", "its host is full", ()), START)
 
 
 @pytest.mark.parametrize("route", WRITES, ids=lambda route: route.rule)
@@ -35,6 +44,8 @@ def test_every_write_is_audited(sqlite_api: Api, route: Route) -> None:
             for digit in "12":
                 agent = {"Equipoise_Instance": str(UUID(digit * 32)), "Equipoise_Boot": f"boot-{digit}"}
                 sqlite_api.call("POST", "/hosts/kvm1/report", report(), "host", **agent)
+        if "/proposals/" in route.rule:
+            propose_one(sqlite_api)
     before = len(audit(sqlite_api))
     sqlite_api.clock.now_s += 1
     sqlite_api.ok(route.method, route.path, route.body)

@@ -84,7 +84,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         (
             {"colour": 1},
             "colour",
-            ["bandwidth_warning, batch_idle, cache, cache_mount, disk, law, memory, mode, network, pinning, placement"],
+            ["bandwidth_warning, batch_idle, cache, cache_mount, disk, law, memory, migrate, mode, network, pinning"],
         ),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),

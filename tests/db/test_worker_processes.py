@@ -16,12 +16,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import select
 
 from manager.model.registration import HostSpec
 from manager.store.database import open_database
+from manager.store.decision_packs import DecisionFilter, read_decisions
+from manager.store.event_records import BEGIN, END
 from manager.store.hosts import put_host
-from manager.store.models import DecisionRow
 from manager.store.tokens import Role, create_token
 from tests.api.conftest import START, record, report
 
@@ -137,7 +137,7 @@ def test_a_killed_worker_loses_no_acknowledged_report(new_url: Callable[[str], s
             agent.join(DEADLINE_S)
         acknowledged = [identifier for agent in agents for identifier in agent.acknowledged]
         with manager.database.reading() as session:
-            stored = session.scalars(select(DecisionRow.record_id)).all()
+            stored = [one.record_id for one in read_decisions(session, DecisionFilter(), BEGIN, END)]
         assert len(stored) == len(set(stored)), "stored once"
         assert set(acknowledged) <= set(stored)
         assert len(stored) <= len(acknowledged) + HOSTS, "at most one of each was stored, but its answer got lost"

@@ -139,7 +139,9 @@ def slots(digest: str, buckets: dict[str, int], etag: str) -> httpx.Response:
 
 def stored(_: httpx.Request) -> httpx.Response:
     return httpx.Response(
-        200, json=dict.fromkeys(ReportOut.model_fields, 0) | {"slots": None, "cadence": None, "refused": []}
+        200,
+        json=dict.fromkeys(ReportOut.model_fields, 0)
+        | {"slots": None, "cadence": None, "refused": [], "migrations": []},
     )
 
 

@@ -168,7 +168,7 @@ def test_settings() -> None:
     assert (limits.max_mode, limits.min_pcpus) == (Mode.OBSERVE, 0.5)
     assert limits.in_words() == (
         "mode at most observe",
-        "not allowed: pin, idle, scheduler, interrupts, power",
+        "not allowed: pin, idle, scheduler, interrupts, power, migrate",
         "VMs limited to 0.5 pCPUs or more",
     )
 

@@ -55,6 +55,8 @@ ROUTES = [
     Route("GET /hosts/<name>", VIEWER, "/hosts/kvm1"),
     Route("GET /hosts/<name>/admission", VIEWER, "/hosts/kvm1/admission"),
     Route("GET /hosts/<name>/history.csv", VIEWER, "/hosts/kvm1/history.csv"),
+    Route("GET /proposals", VIEWER, "/proposals"),
+    Route("POST /proposals/<int:number>/<any(approve, dismiss):decision>", OPERATOR, "/proposals/1/dismiss"),
     Route("GET /live", VIEWER, "/live?topic=nonsense"),
     Route("GET /savings", VIEWER, "/savings"),
     Route("GET /savings.csv", VIEWER, "/savings.csv"),

@@ -176,6 +176,8 @@ def test_kinds_of_the_agent_s_errors_are_those_of_the_metric() -> None:
 
 def test_every_action_of_the_audit_is_told_and_no_other() -> None:
     text = "\n".join(path.read_text() for path in TREES)
-    found = set(re.findall(r'"((?:host|vm|application|token|join-token|user|session|database)\.[a-z]+)"', text))
+    found = set(
+        re.findall(r'"((?:host|vm|application|token|join-token|user|session|database|proposal)\.[a-z]+)"', text)
+    )
     table = section("The audit", (TOP / "docs/reference/api.md").read_text())
     assert {name for name in table if "." in name} == found

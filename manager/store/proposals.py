@@ -1,0 +1,262 @@
+"""Proposals to migrate VMs: made by the manager, decided by people or a host's setting, carried out by agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.control.balance import PastMigration
+from manager.errors import Conflict, NotFound
+from manager.model.fields import MAX_TEXT, json_fields
+from manager.model.migration import (
+    OPEN,
+    UNDER_WAY,
+    MigrationOrder,
+    MigrationReport,
+    MigrationState,
+    MovePrediction,
+)
+from manager.model.records import Severity
+from manager.model.registration import Mode
+from manager.store import audit
+from manager.store.database import lock_registrations
+from manager.store.event_records import Position, store_events
+from manager.store.models import HostRow, VmRow, VmStatusRow
+from manager.store.proposal_models import ProposalRow
+from manager.store.registrations import find, touch
+from manager.store.silent_hosts import host_event
+
+VALID = timedelta(minutes=30)
+"""Nobody can approve a proposal that is older: what it was predicted from has changed."""
+UNBEGUN = timedelta(minutes=10)
+"""A migration that is approved has begun, or goes on being reported, in this time; else it failed."""
+BY_SETTING = "the setting migrate"
+_BALANCE = audit.Actor(audit.LOCAL, "balance", "", "")
+_LATE = "no report on it came from the agent of {source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A migration that the manager proposes. ``unpredicted``: why a prediction is missing, empty: none is."""
+
+    vm: str
+    source: str
+    destination: str
+    application: str
+    reason: str
+    predictions: tuple[MovePrediction, ...]
+    unpredicted: str = ""
+
+
+def propose(session: Session, proposal: Proposal, now: datetime, *, approved: bool = False) -> ProposalRow:
+    """Store a proposal and its event; ``approved``: the source's setting approves it at once."""
+    row = ProposalRow(
+        at=now,
+        state=MigrationState.APPROVED if approved else MigrationState.PROPOSED,
+        vm=proposal.vm,
+        source=proposal.source,
+        destination=proposal.destination,
+        application=proposal.application,
+        reason=proposal.reason[:MAX_TEXT],
+        predictions=[json_fields(each) for each in proposal.predictions],
+        decided_by=BY_SETTING if approved else None,
+        decided_at=now if approved else None,
+        unpredicted=proposal.unpredicted[:MAX_TEXT],
+        detail="",
+    )
+    session.add(row)
+    session.flush()
+    what = "begins" if approved else "is proposed"
+    _say(session, row, now, Severity.INFO, "migration-proposed", f"{_move(row)} {what}: {row.reason}")
+    return row
+
+
+def get_proposal(session: Session, number: int) -> ProposalRow:
+    """The proposal of that number. Raises NotFound."""
+    row = session.get(ProposalRow, number)
+    if row is None:
+        raise NotFound(f"there is no proposal {number}")
+    return row
+
+
+def list_proposals(
+    session: Session, host: str | None, state: MigrationState | None, after: Position | None, limit: int
+) -> Sequence[ProposalRow]:
+    """At most ``limit`` proposals, the newest first, after a position; of a source or destination ``host``."""
+    query = select(ProposalRow).order_by(ProposalRow.id.desc()).limit(limit)
+    if host is not None:
+        query = query.where((ProposalRow.source == host) | (ProposalRow.destination == host))
+    if state is not None:
+        query = query.where(ProposalRow.state == state)
+    if after is not None:
+        query = query.where(ProposalRow.id < after.id)
+    return session.scalars(query).all()
+
+
+def approve(session: Session, number: int, who: str, now: datetime) -> ProposalRow:
+    """Let the agent of the source carry it out. Call it in ``Database.registering``. Raises NotFound, Conflict."""
+    row = _proposed(session, number, now)
+    for name in (row.source, row.destination):
+        host = find(session, HostRow, name)
+        if host is None or host.silent:
+            raise Conflict(f"host {name} does not report: nothing can be migrated")
+        if host.mode is not Mode.ENFORCE:
+            raise Conflict(f"host {name} is in mode {host.mode}: nothing is migrated; set mode enforce first")
+    if _host_of(session, row.vm) != row.source:
+        raise Conflict(f"VM {row.vm} does not run on {row.source} any more")
+    busy = session.scalars(
+        select(ProposalRow.id).where(
+            ProposalRow.state.in_(UNDER_WAY),
+            ProposalRow.source.in_((row.source, row.destination))
+            | ProposalRow.destination.in_((row.source, row.destination)),
+        )
+    ).first()
+    if busy is not None:
+        raise Conflict(f"migration {busy} of one of these hosts is not over: approve this one afterwards")
+    row.state, row.decided_by, row.decided_at = MigrationState.APPROVED, who, now
+    return row
+
+
+def dismiss(session: Session, number: int, who: str, now: datetime) -> ProposalRow:
+    """Leave the VM where it is. Raises NotFound, Conflict."""
+    row = _proposed(session, number, now)
+    row.state, row.decided_by, row.decided_at, row.ended_at = MigrationState.DISMISSED, who, now, now
+    return row
+
+
+def _proposed(session: Session, number: int, now: datetime) -> ProposalRow:
+    row = get_proposal(session, number)
+    if row.state is not MigrationState.PROPOSED:
+        raise Conflict(f"proposal {number} is {row.state}: only one that is proposed can be decided")
+    if now - row.at > VALID:
+        raise Conflict(f"proposal {number} is of {row.at}: what it was predicted from has changed")
+    return row
+
+
+def orders_of(session: Session, host: str) -> tuple[MigrationOrder, ...]:
+    """What the agent of a host is to migrate."""
+    query = select(ProposalRow).where(ProposalRow.source == host, ProposalRow.state.in_(UNDER_WAY))
+    rows = session.scalars(query.order_by(ProposalRow.id)).all()
+    orders = []
+    for row in rows:
+        names = _domain(session, row.vm)
+        if names is not None:
+            begun = row.state is MigrationState.RUNNING
+            orders.append(MigrationOrder(row.id, row.vm, *names, row.destination, begun))
+    return tuple(orders)
+
+
+def take_reports(session: Session, host: str, reports: Sequence[MigrationReport], now: datetime) -> None:
+    """Store what the agent of a host reports on its migrations; those of other hosts, or that are over, are left out.
+
+    What agents are to do changes only where one begins or ends. Call it first in a transaction.
+    """
+    rows = {report.number: session.get(ProposalRow, report.number) for report in reports}
+    known = [
+        (row, report)
+        for report in reports
+        if (row := rows[report.number]) is not None and row.source == host and row.state in UNDER_WAY
+    ]
+    if any(row.state is not report.state for row, report in known):
+        lock_registrations(session)
+    for row, report in known:
+        row.reported_at, row.copied = now, report.copied
+        if row.begun_at is None and report.state is not MigrationState.FAILED:
+            row.begun_at = now
+            _say(session, row, now, Severity.INFO, "migration-begun", f"{_move(row)} has begun")
+        if report.state is MigrationState.RUNNING:
+            row.state = MigrationState.RUNNING
+        elif report.state is MigrationState.DONE:
+            _done(session, row, now)
+        elif report.state is MigrationState.FAILED:
+            _failed(session, row, now, report.detail)
+
+
+def close_stale(session: Session, now: datetime) -> int:
+    """End proposals that nobody decided in time, and migrations of which no report comes. Returns how many.
+
+    Call it in ``Database.registering``.
+    """
+    count = 0
+    for row in session.scalars(select(ProposalRow).where(ProposalRow.state.in_(OPEN))).all():
+        if row.state is MigrationState.PROPOSED:
+            if now - row.at > VALID:
+                row.state, row.ended_at = MigrationState.EXPIRED, now
+                count += 1
+        elif now - max(each for each in (row.reported_at, row.decided_at, row.at) if each) > UNBEGUN:
+            if row.begun_at is not None and _host_of(session, row.vm) == row.destination:
+                _done(session, row, now)
+            else:
+                _failed(session, row, now, _LATE.format(source=row.source))
+            count += 1
+    return count
+
+
+def past_migrations(session: Session, since: datetime) -> list[PastMigration]:
+    """Those that were carried out, failed or were dismissed since then."""
+    ended = (MigrationState.DONE, MigrationState.FAILED, MigrationState.DISMISSED)
+    rows = session.scalars(select(ProposalRow).where(ProposalRow.ended_at >= since, ProposalRow.state.in_(ended)))
+    return [
+        PastMigration(
+            row.vm,
+            row.source,
+            row.destination,
+            row.ended_at.timestamp(),
+            (row.ended_at - row.begun_at).total_seconds() if row.begun_at else 0.0,
+        )
+        for row in rows
+        if row.ended_at is not None
+    ]
+
+
+def busy_hosts(session: Session) -> frozenset[str]:
+    """Sources and destinations of proposals that are not over."""
+    columns = select(ProposalRow.source, ProposalRow.destination)
+    rows = session.execute(columns.where(ProposalRow.state.in_(OPEN)))
+    return frozenset(host for row in rows for host in row)
+
+
+def _done(session: Session, row: ProposalRow, now: datetime) -> None:
+    row.state, row.ended_at, row.copied = MigrationState.DONE, now, 1.0
+    vm = find(session, VmRow, row.vm)
+    if vm is not None and vm.host == row.source:
+        vm.host = row.destination
+        touch(vm, now)
+        before, after = {"host": row.source}, {"host": row.destination}
+        audit.record(session, _BALANCE, "vm.migrate", row.vm, now, before, after)
+    took_s = (now - row.begun_at).total_seconds() if row.begun_at else 0.0
+    _say(session, row, now, Severity.INFO, "migration-done", f"{_move(row)} is done, after {took_s:.0f} s")
+
+
+def _failed(session: Session, row: ProposalRow, now: datetime, why: str) -> None:
+    row.state, row.ended_at, row.detail = MigrationState.FAILED, now, why
+    _say(session, row, now, Severity.WARNING, "migration-failed", f"{_move(row)} failed: {why}")
+
+
+def _say(session: Session, row: ProposalRow, now: datetime, severity: Severity, kind: str, message: str) -> None:
+    store_events(session, [host_event(row.source, now, severity, kind, message[:MAX_TEXT]) | {"vm": row.vm}])
+
+
+def _move(row: ProposalRow) -> str:
+    return f"migration {row.id} of {row.vm} from {row.source} to {row.destination} for {row.application}"
+
+
+def _host_of(session: Session, vm: str) -> str | None:
+    """The host that reports a VM; None: none does."""
+    query = select(HostRow.name).join(VmStatusRow, VmStatusRow.host_id == HostRow.id).where(VmStatusRow.vm == vm)
+    return session.scalars(query).one_or_none()
+
+
+def _domain(session: Session, vm: str) -> tuple[str, str] | None:
+    """Name and UUID of a VM's domain at libvirt, as last reported."""
+    body = session.scalars(select(VmStatusRow.body).where(VmStatusRow.vm == vm)).one_or_none()
+    if body is None:
+        return None
+    status: dict[str, Any] = json.loads(body)
+    return status["libvirt_name"], status["libvirt_uuid"]

@@ -1,0 +1,163 @@
+"""Orders to migrate VMs: each is carried out once, within the agent's limits, and reported until the manager knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from manager.errors import HostError
+from manager.loop.migrations import Migrations
+from manager.model.host import VmInstance
+from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, AgentLimits
+from manager.model.migration import MigrationOrder, MigrationReport, MigrationState
+from manager.model.registration import Mode
+from tests.fakes.host import FakeHost
+
+RUNNING, DONE, FAILED = MigrationState.RUNNING, MigrationState.DONE, MigrationState.FAILED
+
+
+@dataclass
+class FakeMigrator:
+    """Migrates as libvirt does: slowly, until ``lets``, and then not where it has an ``error``."""
+
+    host: FakeHost
+    error: Exception | None = None
+    lets: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    moved: list[tuple[str, str]] = field(default_factory=list)
+
+    def migrate(self, instance: VmInstance, to: str, on_copied: Callable[[float], None]) -> None:
+        on_copied(0.25)
+        self.begun.set()
+        assert self.lets.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.moved.append((instance.libvirt_name, to))
+        self.host.stop(instance.libvirt_name)
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    made = FakeHost()
+    for name in ("render", "other"):
+        made.boot(name)
+    return made
+
+
+@pytest.fixture
+def migrator(host: FakeHost) -> Iterator[FakeMigrator]:
+    made = FakeMigrator(host)
+    yield made
+    made.lets.set()
+
+
+def order(host: FakeHost, number: int = 1, name: str = "render", *, begun: bool = False) -> MigrationOrder:
+    instance = next(each for each in host.running().values() if each.libvirt_name == name)
+    return MigrationOrder(number, name, name, instance.uuid, "kvm2", begun)
+
+
+def ended(migrations: Migrations, migrator: FakeMigrator) -> list[MigrationReport]:
+    migrator.lets.set()
+    migrations.wait(10)
+    return migrations.reports()
+
+
+def test_a_migration_is_watched_and_reported_until_the_manager_knows(host: FakeHost, migrator: FakeMigrator) -> None:
+    migrations, wanted = Migrations(host, migrator, EVERYTHING), order(host)
+    migrations.obey([wanted])
+    assert migrator.begun.wait(10)
+    running = migrations.reports()
+    assert running == [MigrationReport(1, RUNNING, 0.25)]
+    assert not migrations.untold
+    migrations.reported(running)
+    assert migrations.reports() == running, "it goes on"
+    assert ended(migrations, migrator) == [MigrationReport(1, DONE, 1.0)]
+    assert migrations.untold
+    migrations.reported(running)
+    assert migrations.untold, "the manager knows what was before"
+    migrations.reported(migrations.reports())
+    assert (migrations.reports(), migrations.untold) == ([], False)
+    migrations.obey([wanted])
+    assert migrator.moved == [("render", "kvm2")], "an order that the manager still lists is not carried out again"
+
+
+def test_one_at_a_time(host: FakeHost, migrator: FakeMigrator) -> None:
+    migrations, orders = Migrations(host, migrator, EVERYTHING), [order(host), order(host, 2, "other")]
+    migrations.obey(orders)
+    migrations.obey(orders)
+    assert [report.number for report in migrations.reports()] == [1]
+    ended(migrations, migrator)
+    migrations.obey(orders)
+    migrations.wait(10)
+    assert migrator.moved == [("render", "kvm2"), ("other", "kvm2")]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (HostError("libvirt: Unsafe migration"), "libvirt: Unsafe migration"),
+        (RuntimeError("x" * 3000), "a mistake of the agent: RuntimeError('xxx"),
+    ],
+)
+def test_a_failure_is_reported_with_its_reason(
+    host: FakeHost, migrator: FakeMigrator, error: Exception, says: str
+) -> None:
+    migrator.error = error
+    migrations = Migrations(host, migrator, EVERYTHING)
+    migrations.obey([order(host)])
+    [report] = ended(migrations, migrator)
+    assert report.state is FAILED
+    assert report.detail.startswith(says)
+    assert len(report.detail) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (DEFAULT_LIMITS, "limited by this agent's settings: allow has no migrate"),
+        (replace(EVERYTHING, max_mode=Mode.OBSERVE), "limited by this agent's settings: max_mode = observe"),
+    ],
+)
+def test_the_agents_own_settings_have_the_last_word(
+    host: FakeHost, migrator: FakeMigrator, limits: AgentLimits, says: str
+) -> None:
+    migrations = Migrations(host, migrator, limits)
+    migrations.obey([order(host)])
+    assert migrations.reports() == [MigrationReport(1, FAILED, None, says)]
+    assert not migrator.begun.is_set()
+
+
+def test_a_host_without_libvirt_and_a_vm_that_is_gone(host: FakeHost, migrator: FakeMigrator) -> None:
+    simulated = Migrations(host, None, EVERYTHING)
+    simulated.obey([order(host)])
+    assert simulated.reports()[0].detail == "this host cannot migrate VMs"
+    gone = order(host)
+    host.stop("render")
+    migrations = Migrations(host, migrator, EVERYTHING)
+    migrations.obey([gone])
+    assert migrations.reports()[0].detail == "VM render does not run on this host"
+
+
+def test_what_an_agent_before_began_is_left_to_libvirt(host: FakeHost, migrator: FakeMigrator) -> None:
+    begun = order(host, begun=True)
+    host.leaving.add(begun.libvirt_uuid)
+    migrations = Migrations(host, migrator, EVERYTHING)
+    migrations.obey([begun])
+    assert migrations.reports() == []
+    host.leaving.clear()
+    migrations.obey([begun])
+    assert migrations.reports()[0].detail.startswith("the agent was restarted meanwhile")
+    host.stop("render")
+    again = Migrations(host, migrator, EVERYTHING)
+    again.obey([begun])
+    assert again.reports() == [], "it has left: its new host reports it"
+
+
+def test_old_attempts_are_forgotten(host: FakeHost) -> None:
+    migrations = Migrations(host, None, EVERYTHING)
+    migrations.obey([replace(order(host), number=number) for number in range(1, 150)])
+    migrations.obey([])
+    assert len(migrations.reports()) == 100
