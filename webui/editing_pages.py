@@ -146,7 +146,7 @@ def _look(kind: EditedKind, name: str | None, focus: str) -> Look:
     """What can be picked: read anew for each page."""
     if kind.path == "hosts":
         return Look(choices={"policy": policies()}, folded=kind.folded, focus=focus)
-    hosts = [host["name"] for host in rest.every("/hosts")]
+    hosts = rest.suggested_hosts()
     if kind.path == "vms":
         return Look(suggested={"host": hosts}, folded=kind.folded)
     free = free_vms(rest.every("/vms"), name)

@@ -35,7 +35,7 @@ def new(kind: str) -> AnyResponse:
         if kind == "user":
             return _done(kind)
         return page("secret.html", HTTPStatus.CREATED, token=sheet.answer.body)
-    look = Look(suggested={"host": [host["name"] for host in rest.every("/hosts")]})
+    look = Look(suggested={"host": rest.suggested_hosts()})
     return form_page("make.html", sheet, parts_of(model, sheet.body, sheet.errors, look), word=kind)
 
 

@@ -20,6 +20,8 @@ from webui.site import site
 
 Json = dict[str, Any]
 
+_SUGGESTED = 100
+
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
@@ -60,6 +62,11 @@ def every(path: str, **query: object) -> Iterator[Json]:
         cursor = page["next"]
         if cursor is None:
             return
+
+
+def suggested_hosts() -> list[str]:
+    """Names of the first hosts, for fields that suggest some. Raises RequestRefused."""
+    return [host["name"] for host in get("/fleet/hosts", sort="name", limit=_SUGGESTED)["items"]]
 
 
 def call(

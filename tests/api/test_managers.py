@@ -44,6 +44,7 @@ class Managers:
     def start(self) -> int:
         port = free_port()
         settings = {"database_url": self._url, "listen_port": port, "state_dir": self._folder, "interval_s": 0.5}
+        settings |= {"workers": 1}
         given = {f"EQUIPOISE_{name.upper()}": str(value) for name, value in settings.items()}
         command = [sys.executable, "-m", "manager.cli", "manager", "--silent-intervals", "4"]
         self.processes[port] = subprocess.Popen(command, env=os.environ | given)

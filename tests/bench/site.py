@@ -89,8 +89,11 @@ class AgentProcess:
 class ManagerProcess:
     """A manager with a database of its own. ``token`` is an admin's, as which ``client`` speaks."""
 
-    def __init__(self, folder: Path, database_url: str, interval_s: float) -> None:
-        """Start it. Raises BenchError when it does not answer."""
+    def __init__(self, folder: Path, database_url: str, interval_s: float, workers: int = 1) -> None:
+        """Start it. Raises BenchError when it does not answer.
+
+        ``pid`` is the process that serves only where there is one.
+        """
         self.log = folder / "log"
         database = open_database(database_url)
         database.upgrade()
@@ -106,7 +109,7 @@ class ManagerProcess:
                 [
                     *(sys.executable, "-m", "manager.cli", "manager", "--listen-port", f"{port}", *files),
                     *("--interval-s", f"{interval_s:g}", "--requests-per-s", "0", "--samples-per-s", "0"),
-                    *("--workers", "1"),  # whose CPU time is measured
+                    *("--workers", f"{workers}"),
                 ],
                 stdout=errors,
                 stderr=errors,
