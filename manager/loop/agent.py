@@ -78,6 +78,7 @@ class Agent:
         self._discovery: Discovery | None = None
         self._schedule = Schedule(self.tick, self._interval_s, metrics)
         self.tick_now = self._schedule.tick_now
+        self.migrations = Migrations(self._host, migrator, loop.limits)
         self.reporter = Reporter(
             loop,
             link,
@@ -85,7 +86,7 @@ class Agent:
             self._oversight,
             telemetry=telemetry,
             findings=findings,
-            migrations=Migrations(self._host, migrator, loop.limits),
+            migrations=self.migrations,
             sync_s=min(sync_s, self._interval_s),
             crashed=self._schedule.crashed,
         )

@@ -31,6 +31,7 @@ from policies.priority import POLICY as PRIORITY
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost
 from tests.fakes.manager import Wire
+from tests.fakes.migrator import FakeMigrator
 from tests.fakes.telemetry import FakeTelemetry
 
 START_S = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
@@ -56,6 +57,7 @@ class Machine:
     def __init__(self, site: Site, name: str, folder: Path, stack: ExitStack) -> None:
         self.name = name
         self.host = FakeHost()
+        self.migrator = FakeMigrator(self.host)
         self.telemetry = FakeTelemetry()
         self.policy = Watched()
         self.metrics = AgentMetrics()
@@ -83,6 +85,7 @@ class Machine:
             telemetry=self.telemetry,
             findings=self.findings,
             sync_s=1.0,
+            migrator=self.migrator,
         )
 
     def window(self) -> Window | None:

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from manager.errors import HostError
 from manager.loop.migrations import Migrations
-from manager.model.host import VmInstance
+from manager.model.fields import timestamp
 from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, AgentLimits
 from manager.model.migration import MigrationOrder, MigrationReport, MigrationState
 from manager.model.registration import Mode
+from manager.store.database import Database
+from manager.store.proposals import Proposal, propose
 from tests.fakes.host import FakeHost
+from tests.fakes.migrator import FakeMigrator
+from tests.loop.site import START_S, Site
 
 RUNNING, DONE, FAILED = MigrationState.RUNNING, MigrationState.DONE, MigrationState.FAILED
-
-
-@dataclass
-class FakeMigrator:
-    """Migrates as libvirt does: slowly, until ``lets``, and then not where it has an ``error``."""
-
-    host: FakeHost
-    error: Exception | None = None
-    lets: threading.Event = field(default_factory=threading.Event)
-    begun: threading.Event = field(default_factory=threading.Event)
-    moved: list[tuple[str, str]] = field(default_factory=list)
-
-    def migrate(self, instance: VmInstance, to: str, on_copied: Callable[[float], None]) -> None:
-        on_copied(0.25)
-        self.begun.set()
-        assert self.lets.wait(10)
-        if self.error is not None:
-            raise self.error
-        self.moved.append((instance.libvirt_name, to))
-        self.host.stop(instance.libvirt_name)
 
 
 @pytest.fixture
@@ -161,3 +146,39 @@ def test_old_attempts_are_forgotten(host: FakeHost) -> None:
     migrations.obey([replace(order(host), number=number) for number in range(1, 150)])
     migrations.obey([])
     assert len(migrations.reports()) == 100
+
+
+def test_what_an_operator_approves_is_carried_out_and_known_at_the_manager(
+    migrated: Callable[[str], Database], tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        site = Site(migrated("sqlite"), tmp_path, stack)
+        machine = site.machines[0]
+        site.client.request("PUT", "/vms/render", body={"class": "batch"})
+        machine.host.boot("render")
+        for each in site.machines:
+            each.agent.reporter.sync()
+            each.agent.tick()
+        site.pass_slot()
+        with site.database.registering() as session:
+            propose(session, Proposal("render", "a", "b", "shop", "its host is full", ()), timestamp(START_S))
+        site.client.request("POST", "/proposals/1/approve")
+
+        def state() -> str:
+            return str(site.client.get("/proposals/1")["state"])
+
+        site.pass_slot()
+        assert machine.migrator.begun.wait(10)
+        site.pass_slot()
+        assert state() == "running"
+        assert site.client.get("/proposals/1")["copied"] == 0.25
+        machine.migrator.lets.set()
+        machine.agent.migrations.wait(10)
+        site.machines[1].host.boot("render")
+        site.pass_slot()
+        assert state() == "done"
+        assert machine.migrator.moved == [("render", "b")]
+        site.pass_slot()
+        assert site.client.get("/vms/render")["status_host"] == "b"
+        kinds = {event["kind"] for event in site.client.items("/events")}
+        assert {"migration-proposed", "migration-begun", "migration-done", "vm-moved"} <= kinds
