@@ -112,9 +112,8 @@ def _memory(case: _Pressed) -> Iterator[StepCandidate]:
     worst = max(short, key=lambda use: (_memory_part(use), use.vm))
     slowed = _slowed(_memory_part(worst))
     why = f"{worst.vm} is short of memory for {percent(_memory_part(worst))} of its time"
-    kind = StepKind.MEMORY_PROTECTION
-    if not rules.protect and case.has(worst.vm, Knob.MEMORY_PROTECTION) and case.is_free(kind, worst.vm):
-        yield case.candidate(case.step(kind, worst.vm), PROTECTED_PART * slowed, PROTECTION_COST, why)
+    if not rules.protect:
+        yield from _protection(case, short)
     growths = {name: use.growth_bytes_per_s or 0.0 for name, use in case.batch.items()}
     own = {use.vm for use in case.own}
     grown = math.fsum(use.growth_bytes_per_s or 0.0 for use in resources.vms if use.vm not in own)
@@ -126,6 +125,17 @@ def _memory(case: _Pressed) -> Iterator[StepCandidate]:
     if case.has(noisy, Knob.MEMORY_CEILING) and case.is_free(kind, noisy):
         why = f"{why}, and {noisy} grows by {growths[noisy] / 1e6:.3g} MB/s"
         yield case.candidate(case.step(kind, noisy), slowed * part, MEMORY_CEILING_COST, why)
+
+
+def _protection(case: _Pressed, short: Sequence[VmResources]) -> Iterator[StepCandidate]:
+    """Of the VM that is shortest of those without."""
+    kind = StepKind.MEMORY_PROTECTION
+    open_ = [use for use in short if case.has(use.vm, Knob.MEMORY_PROTECTION) and case.is_free(kind, use.vm)]
+    worst = max(open_, key=lambda use: (_memory_part(use), use.vm), default=None)
+    if worst is not None:
+        part = _memory_part(worst)
+        why = f"{worst.vm} is short of memory for {percent(part)} of its time"
+        yield case.candidate(case.step(kind, worst.vm), PROTECTED_PART * _slowed(part), PROTECTION_COST, why)
 
 
 def _memory_part(use: VmResources) -> float:

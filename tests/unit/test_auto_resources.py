@@ -163,6 +163,20 @@ def test_a_step_in_force_is_not_offered_again_but_a_further_ceiling_is_until_the
     assert offered(seen(slow(*HOG_DISK)), *in_force) == []
 
 
+def test_each_vm_of_the_application_that_is_short_is_protected_the_shortest_first() -> None:
+    snapshot, protected = seen(short()), StepKind.MEMORY_PROTECTION
+    second = replace(serving("shop", 0.1, 0.0), spec=view("shop-db").spec)
+    shorter = replace(
+        snapshot,
+        vms=(*snapshot.vms, second),
+        resources=replace(short(), vms=(*short().vms, VmResources("shop-db", memory_pressure=0.2))),
+        resource_knobs={**snapshot.resource_knobs, "shop-db": ALL},
+    )
+    first = next(each for each in offered(shorter) if each.step.kind is protected)
+    then = next(each for each in offered(shorter, kept(first)) if each.step.kind is protected)
+    assert (first.step.target, then.step.target) == ("shop-web", "shop-db")
+
+
 def test_where_the_rate_of_an_uplink_is_set_it_is_saturated_at_that() -> None:
     half = replace(STEPS, network=NetworkRules(steps=True, uplinks=(UplinkRules("eth0", 500),)))
     use = flooded(uplink=link("eth0", 480.0, speed_bytes_per_s=125e6))
