@@ -1,4 +1,4 @@
-"""The job that proposes migrations: which VM leaves a host whose SLAs are violated lastingly, judged by twins."""
+"""The job that proposes migrations: which VM leaves a host whose SLAs are violated persistently, judged by twins."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from manager.control.sla import sla_state
 from manager.errors import NotFound, TwinRefused
 from manager.model.migration import MigrationUse, MovePrediction
 from manager.model.registration import Mode, VmClass
+from manager.model.units import percent
 from manager.model.window import SlaState
 from manager.protocol.report import VmStatus
 from manager.sim.parallel import one_by_one
@@ -267,10 +268,10 @@ def _reason(source: BalancedHost, vm: MovableVm, to: BalancedHost, violation: La
     cause = (
         f"{violation.neighbour} takes CPU time from it"
         if violation.neighbour
-        else f"its host is full: VMs want {source.load.total:.0%} of the CPU"
+        else f"its host is full: VMs want {percent(source.load.total)} of the CPU"
     )
     after = to.load.with_vm(vm.vm_class is VmClass.CRITICAL, vm.wants_pcpus)
     return (
-        f"the SLA of {violation.application} is violated lastingly, as {cause}; {vm.name} wants {vm.wants_pcpus:.2f}"
-        f" pCPUs, and with it VMs of {to.name} would want {after.total:.0%} of its CPU"
+        f"the SLA of {violation.application} is violated persistently, as {cause}; {vm.name} wants {vm.wants_pcpus:.2f}"
+        f" pCPUs, and with it VMs of {to.name} would want {percent(after.total)} of its CPU"
     )

@@ -16,7 +16,7 @@ from manager.terminal import Table, output
 _EPILOG = """
 WHAT IT DOES
   Lists the manager's proposals to migrate VMs, the newest first: those that are not over, or with --all every one. A
-  migration is proposed when an SLA is violated lastingly and other VMs of its host cause that; nothing moves because
+  migration is proposed when an SLA is violated persistently and other VMs of its host cause that; nothing moves because
   hosts are unequally full. See docs/how-to/balance.md.
 
 OUTPUT

@@ -1,4 +1,4 @@
-"""Balance: which VM should leave a host whose SLAs are violated lastingly, and where may it go? Pure.
+"""Balance: which VM should leave a host whose SLAs are violated persistently, and where may it go? Pure.
 
 Nothing moves because hosts are unequally full: a migration needs a violation that lasts and that other VMs on the host
 cause, room at the destination, and a prediction that it helps. Of VMs whose demand is near the excess one is drawn at

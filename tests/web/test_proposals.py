@@ -46,7 +46,7 @@ def test_nothing_is_proposed(fleet: Desk) -> None:
 def test_what_is_predicted_is_shown_and_viewers_have_no_buttons(fleet: Desk) -> None:
     proposed(fleet)
     card = fleet.browser(Role.VIEWER).get("/proposals").by_id("proposal-1").text
-    for text in ("hog: kvm1 → kvm2", "its host is full", "p95 ≤ 80 ms", "120 ms", "110 ms to 130 ms", "60 ms"):
+    for text in ("hog: kvm1 → kvm2", "Its host is full", "p95 ≤ 80 ms", "120 ms", "110 ms to 130 ms", "60 ms"):
         assert text in card
     assert "Dismiss" not in card
     assert "Dismiss" in fleet.browser(Role.OPERATOR).get("/proposals").by_id("proposal-1").text
