@@ -27,7 +27,8 @@ from manager.store.serving_hosts import named_hosts
 from manager.store.silent_hosts import ranks_of
 from manager.store.source_rows import hosts_of
 from manager.store.vms import vms_for_host
-from manager.store.windows import POSTED_LATELY, PUSHED, measured_by_others, recent_windows
+from manager.store.window_packs import PUSHED
+from manager.store.windows import POSTED_LATELY, measured_by_others, recent_windows
 
 _SLOTS = 4
 """Slots of response times in an assignment; the agent remembers earlier ones."""

@@ -13,6 +13,7 @@ from manager.store.retention import Cleanup, Keep, prune, prune_access
 from manager.store.rollups import RollUps
 from manager.store.silent_hosts import SilenceWatch
 from manager.store.tick_rollups import TickRollUps
+from manager.store.window_packs import pack_old
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
 
@@ -35,7 +36,8 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         return prune(cleanup(run), records) + prune_access(cleanup(run), audit)
 
     def roll_up(run: Run) -> int:
-        return rollups.roll_up(run.now, run.stopped) + rollups.forget(cleanup(run))
+        rolled = rollups.roll_up(run.now, run.stopped)
+        return rolled + pack_old(cleanup(run)) + rollups.forget(cleanup(run))
 
     def roll_up_ticks(run: Run) -> int:
         return ticks.roll_up(run.stopped) + ticks.forget(cleanup(run))

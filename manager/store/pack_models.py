@@ -1,4 +1,4 @@
-"""More tables: the ticks and decisions of a host, those of a minute in few rows, as one report brought them."""
+"""More tables: ticks and decisions of a host, those of a minute in few rows, and older windows of an application."""
 
 from __future__ import annotations
 
@@ -56,3 +56,18 @@ class DecidedVmRow(Base):
     vm: Mapped[str]
     host: Mapped[str]
     day: Mapped[datetime] = mapped_column(index=True)
+
+
+class WindowPackRow(Base):
+    """The older windows of an application of a minute that began at ``start``, of all origins.
+
+    ``body``: see ``manager.model.packed_windows``.
+    """
+
+    __tablename__ = "window_packs"
+    __table_args__ = (UniqueConstraint("application_id", "start"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    application_id: Mapped[int]
+    start: Mapped[datetime] = mapped_column(index=True)
+    body: Mapped[bytes]

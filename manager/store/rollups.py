@@ -25,12 +25,14 @@ from manager.store.applications import as_it_was
 from manager.store.arrivals import WINDOWS
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, WindowRow
+from manager.store.pack_models import WindowPackRow
 from manager.store.past_registrations import read_past
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
 from manager.store.row_writes import upsert
-from manager.store.windows import columns_of, window_of
+from manager.store.window_packs import COLUMNS, at_places, joined_origins, packed, stored
+from manager.store.windows import columns_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
 _CHUNKS = {MINUTE: timedelta(minutes=10), HOUR: HOUR}  # what of each length is made at once
@@ -75,12 +77,15 @@ class RollUps:
         minutes, hours = (RollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
         noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
         gone = cleanup.remove_old(WINDOWS, WindowRow.id, WindowRow.slot, keep.raw, ~noted)
+        pack = WindowPackRow
+        noted = is_noted(notes, notes.application_id == pack.application_id, MINUTE, pack.start)
+        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw, ~noted)
         noted = is_noted(notes, notes.application_id == RollupRow.application_id, HOUR, RollupRow.start)
         gone += cleanup.remove_old("minutes", RollupRow.id, RollupRow.start, keep.minutes, minutes & ~noted)
         gone += cleanup.remove_old("hours", RollupRow.id, RollupRow.start, keep.hours, hours)
         measured = (
             select(kind.id).where(kind.application_id == PastApplicationRow.id).exists()
-            for kind in (WindowRow, RollupRow)
+            for kind in (WindowRow, WindowPackRow, RollupRow)
         )
         return gone + cleanup.remove(PastApplicationRow.id, ~or_(*measured))
 
@@ -120,19 +125,20 @@ class RollUps:
         slot_s = self._slot_length.total_seconds()
         made: list[dict[str, Any]] = []
         for start, numbers in _by_start(places):
-            query = select(WindowRow).where(WindowRow.slot >= start, WindowRow.slot < start + MINUTE)
-            query = query.where(WindowRow.application_id.in_(numbers))
-            ordered = session.scalars(query.order_by(WindowRow.application_id, WindowRow.slot)).yield_per(1000)
-            for number, rows in groupby(ordered, lambda row: row.application_id):
+            query = select(*COLUMNS).where(WindowRow.slot >= start, WindowRow.slot < start + MINUTE)
+            rows = session.execute(query.where(WindowRow.application_id.in_(numbers)))
+            older = packed(session, *at_places([(number, start) for number in numbers]))
+            slots = joined_origins([*older, *stored(rows)])
+            for number, of_minute in groupby(sorted(slots), lambda place: place[0]):
                 periods = [
                     judge(
-                        merge(window_of("", row) for row in origins),
+                        merge(row.window for row in slots[number, slot]),
                         slot.timestamp(),
                         slot_s,
                         past.sla(applications[number], slot) if number in applications else None,
                         self._min_samples,
                     )
-                    for slot, origins in groupby(rows, lambda row: row.slot)
+                    for _, slot in of_minute
                 ]
                 made.append(_row(number, start, MINUTE, periods))
         return made

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import ColumnElement, CompoundSelect, Integer, Row, String, bindparam, func, or_, select, union
@@ -23,15 +24,15 @@ from sqlalchemy.orm import Session
 from manager.errors import InvalidRequest
 from manager.model.window import Ready, Window, merge
 from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
+from manager.store.pack_models import WindowPackRow
 from manager.store.registrations import not_found
-from manager.store.rollup_queue import MINUTE, note_windows
+from manager.store.rollup_queue import MINUTE, floor, note_windows
 from manager.store.row_writes import upsert
+from manager.store.window_packs import COLUMNS, PUSHED, StoredWindow, at_places, joined_origins, packed, stored
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
 
-PUSHED = ""
-"""Origin of response times that were posted to the manager."""
 POSTED_LATELY = timedelta(minutes=10)
 """An application that somebody has posted response times to for no longer than that ago needs no source."""
 
@@ -40,15 +41,6 @@ _END = datetime.max.replace(tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
 _BATCH = 100  # groups of applications looked up by one statement
 _MOST_SLOTS = 1000  # slots looked up by one statement
-_COLUMNS = (  # read alone: making objects of rows takes longer than reading them
-    WindowRow.application_id,
-    WindowRow.slot,
-    WindowRow.start_at,
-    WindowRow.end_at,
-    WindowRow.histogram,
-    WindowRow.requests,
-    WindowRow.ready,
-)
 
 
 def add_samples(session: Session, application: str, windows: Collection[Window], slot_length: timedelta) -> None:
@@ -64,16 +56,17 @@ def add_samples(session: Session, application: str, windows: Collection[Window],
     for window in windows:
         slot = slot_start(_time(window.end_s), slot_length)
         place = (WindowRow.application_id == row.id, WindowRow.slot == slot, WindowRow.origin == PUSHED)
-        stored = session.scalars(select(WindowRow).where(*place)).one_or_none()
-        merged = merge([window_of(application, stored), window]) if stored else window
+        # Locked, or an old one might be packed meanwhile.
+        present = session.scalars(select(WindowRow).where(*place).with_for_update()).one_or_none()
+        merged = merge([window_of(application, present), window]) if present else window
         if merged.histogram.count > MAX_COUNT:
             text = f"{window.histogram.count} more samples in this window; allowed: {MAX_COUNT} in all"
             raise InvalidRequest("buckets", text)
-        if stored is None:
-            stored = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
-            session.add(stored)
+        if present is None:
+            present = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
+            session.add(present)
         for column, value in columns_of(merged).items():
-            setattr(stored, column, value)
+            setattr(present, column, value)
     slots = {slot_start(_time(window.end_s), slot_length) for window in windows}
     note_windows(session, MINUTE, ((row.id, slot, PUSHED) for slot in slots))
 
@@ -208,7 +201,7 @@ def recent_windows(
     ]
     parts: dict[tuple[str, datetime], list[Window]] = {}
     for first in range(0, len(groups), _BATCH):
-        query = select(*_COLUMNS).where(or_(*groups[first : first + _BATCH]))
+        query = select(*COLUMNS).where(or_(*groups[first : first + _BATCH]))
         if without is not None:
             query = query.where(WindowRow.origin != without)
         for row in session.execute(query):
@@ -227,41 +220,71 @@ def list_windows(
 
     Each comes with the start of its slot, and is merged over all origins.
     """
-    slots = select(WindowRow.slot).where(WindowRow.application_id == application.id)
+    of_application = WindowRow.application_id == application.id
+    slots = select(WindowRow.slot).where(of_application)
+    packs = [WindowPackRow.application_id == application.id]
     if since is not None:
         slots = slots.where(WindowRow.slot >= since)
+        packs.append(WindowPackRow.start >= floor(since, MINUTE))
     if before is not None:
         slots = slots.where(WindowRow.slot < before)
-    wanted = session.scalars(slots.distinct().order_by(WindowRow.slot.desc()).limit(limit)).all()
+        packs.append(WindowPackRow.start < before)
+    rows = session.scalars(slots.distinct().order_by(WindowRow.slot.desc()).limit(limit)).all()
+    if len(rows) == limit:
+        packs.append(WindowPackRow.start >= floor(rows[-1], MINUTE))
+    older = _packed_slots(session, packs, since, before, limit)
+    wanted = sorted({*rows, *(window.slot for window in older)}, reverse=True)[:limit]
     if not wanted:
         return []
     between = WindowRow.slot.between(wanted[-1], wanted[0])
-    parts: dict[datetime, list[Window]] = {slot: [] for slot in wanted}
-    for row in session.execute(select(*_COLUMNS).where(WindowRow.application_id == application.id, between)):
-        parts[row.slot].append(window_of(application.name, row))
-    return [(slot, merge(windows)) for slot, windows in parts.items()]
+    newer = stored(session.execute(select(*COLUMNS).where(of_application, between)))
+    slots_with_origins = joined_origins([*older, *newer])
+    return [
+        (slot, merge(window_of(application.name, row) for row in slots_with_origins[application.id, slot]))
+        for slot in wanted
+    ]
+
+
+def _packed_slots(
+    session: Session,
+    packs: Sequence[ColumnElement[bool]],
+    since: datetime | None,
+    before: datetime | None,
+    limit: int,
+) -> list[StoredWindow]:
+    """The newest packed windows from ``since`` until before ``before``, of ``limit`` slots or somewhat more."""
+    windows: list[StoredWindow] = []
+    slots: set[datetime] = set()
+    of_minutes = groupby(packed(session, *packs), lambda window: floor(window.slot, MINUTE))
+    for _, of_minute in of_minutes:
+        for window in of_minute:
+            if (since is None or window.slot >= since) and (before is None or window.slot < before):
+                windows.append(window)
+                slots.add(window.slot)
+        if len(slots) >= limit:
+            break
+    return windows
 
 
 def windows_at(
     session: Session, places: Collection[tuple[int, datetime]], names: Mapping[int, str]
 ) -> dict[tuple[int, datetime], Window]:
     """The windows of slots, given by row number of the application and start, merged over all origins."""
-    parts: dict[tuple[int, datetime], list[Window]] = {place: [] for place in places}
-    wanted = sorted(parts)
+    wanted = sorted(set(places))
+    windows: dict[tuple[int, datetime], Window] = {}
     for first in range(0, len(wanted), _MOST_SLOTS):
         some = wanted[first : first + _MOST_SLOTS]
         # Not as pairs of application and slot, for which SQLite uses no index. They are nearly all of these.
         numbers, slots = {number for number, _ in some}, {slot for _, slot in some}
-        query = select(*_COLUMNS).where(WindowRow.application_id.in_(numbers), WindowRow.slot.in_(slots))
-        chosen = set(some)
-        for row in session.execute(query):
-            place = (row.application_id, row.slot)
-            if place in chosen:
-                parts[place].append(window_of(names.get(row.application_id, ""), row))
-    return {place: merge(windows) for place, windows in parts.items() if windows}
+        query = select(*COLUMNS).where(WindowRow.application_id.in_(numbers), WindowRow.slot.in_(slots))
+        older = packed(session, *at_places({(number, floor(slot, MINUTE)) for number, slot in some}))
+        origins = joined_origins([*older, *stored(session.execute(query))])
+        for place in origins.keys() & set(some):
+            windows[place] = merge(window_of(names.get(place[0], ""), row) for row in origins[place])
+    return windows
 
 
-def window_of(application: str, row: WindowRow | Row[*tuple[Any, ...]]) -> Window:
+def window_of(application: str, row: WindowRow | StoredWindow | Row[*tuple[Any, ...]]) -> Window:
     """What one origin knows of a slot, from its row or the columns of it."""
     start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
     ready = Ready(**row.ready) if row.ready else None

@@ -1,4 +1,6 @@
-"""Ticks and decisions of a minute in few rows of packed bytes: see ``manager.model.packed_records``.
+"""Ticks and decisions of a minute in few rows of packed bytes, and a table for older windows, packed as time goes by.
+
+See ``manager.model.packed_records`` and ``manager.model.packed_windows``.
 
 Revision ID: 0009
 Revises: 0008
@@ -14,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from manager.model.packed_histogram import unpack
 from manager.model.packed_records import (
     PackedDecision,
     PackedTick,
@@ -24,6 +27,7 @@ from manager.model.packed_records import (
     unpack_decisions,
     unpack_ticks,
 )
+from manager.model.packed_windows import PackedWindow, unpack_windows
 
 revision = "0009"
 down_revision = "0008"
@@ -60,13 +64,15 @@ def upgrade() -> None:
     )
     op.drop_table("ticks")
     op.drop_table("decisions")
+    _make_window_packs()
 
 
 def downgrade() -> None:
     ticks, decisions = _make_ticks(), _make_decisions()
     _fill(ticks, _unpacked(_packs("tick_packs"), unpack_ticks, _tick_columns))
     _fill(decisions, _unpacked(_packs("decision_packs"), unpack_decisions, _decision_columns))
-    for table in ("tick_packs", "decision_packs", "decided_vms"):
+    _unpack_windows()
+    for table in ("tick_packs", "decision_packs", "decided_vms", "window_packs"):
         op.drop_table(table)
 
 
@@ -85,6 +91,58 @@ def _make_packs(name: str, *columns: sa.Column[Any]) -> sa.Table:
     for indexed in (["last_at"], ["host", "last_at"], ["host", "claimed_until"]):
         op.create_index(f"ix_{name}_{'_'.join(indexed)}", name, indexed)
     return table
+
+
+def _make_window_packs() -> None:
+    op.create_table(
+        "window_packs",
+        sa.Column("id", _SERIAL, nullable=False),
+        sa.Column("application_id", sa.Integer(), nullable=False),
+        sa.Column("start", _TIME, nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_window_packs"),
+        sa.UniqueConstraint("application_id", "start", name="uq_window_packs_application_id_start"),
+    )
+    op.create_index("ix_window_packs_start", "window_packs", ["start"])
+
+
+def _unpack_windows() -> None:
+    """Windows as rows again, but of origins and slots that have rows: what came late."""
+    names = ("application_id", "origin", "count", "requests")
+    windows = sa.table(
+        "windows",
+        *map(sa.column, names),
+        sa.column("histogram", sa.LargeBinary()),
+        sa.column("ready", sa.JSON(none_as_null=True)),
+        sa.column("ahead", sa.Boolean()),
+        *_times("slot", "start_at", "end_at"),
+    )
+    packs = sa.table("window_packs", sa.column("id"), sa.column("application_id"), sa.column("body", sa.LargeBinary()))
+    columns = windows.c.application_id, windows.c.slot, windows.c.origin
+    connection = op.get_bind()
+    for row in _rows_of(sa.select(packs).order_by(packs.c.id)):
+        unpacked = [_window_columns(row.application_id, window) for window in unpack_windows(row.body)]
+        slots = {window["slot"] for window in unpacked}
+        present = sa.select(*columns).where(windows.c.application_id == row.application_id, windows.c.slot.in_(slots))
+        there = {tuple(place) for place in connection.execute(present)}
+        new = [one for one in unpacked if (one["application_id"], one["slot"], one["origin"]) not in there]
+        if new:
+            connection.execute(sa.insert(windows), new)
+
+
+def _window_columns(number: int, window: PackedWindow) -> dict[str, Any]:
+    return {
+        "application_id": number,
+        "slot": _stored(window.slot_us),
+        "origin": window.origin,
+        "start_at": _stored(window.start_us),
+        "end_at": _stored(window.end_us),
+        "count": unpack(window.histogram).count,
+        "histogram": window.histogram,
+        "requests": window.requests,
+        "ready": window.ready,
+        "ahead": False,
+    }
 
 
 def _make_ticks() -> sa.Table:

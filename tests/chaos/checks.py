@@ -150,8 +150,8 @@ def end(site: Site) -> None:
 
 def lost(site: Site) -> list[str]:
     """What the manager said it had, and the database has not."""
-    known = {name for [name] in site.rows("SELECT record_id FROM decisions UNION ALL SELECT record_id FROM events")}
-    ticks = {at for [at] in site.rows(f"SELECT at FROM ticks WHERE host = '{HOST}'")}
+    known = {name for [name] in site.rows("SELECT record_id FROM events")}.union(site.decisions())
+    ticks = set(site.ticks())
     missing = []
     for report in site.relay.acknowledged:
         missing += [one["id"] for one in (*report["decisions"], *report["events"]) if one["id"] not in known]
@@ -162,9 +162,9 @@ def lost(site: Site) -> list[str]:
 def twice(site: Site) -> list[str]:
     """What is there more than once."""
     found: list[str] = []
-    for table, key in (("decisions", "record_id"), ("events", "record_id"), ("ticks", "host || at")):
-        names = collections.Counter(name for [name] in site.rows(f"SELECT {key} FROM {table}"))
-        found += [f"{table} {name}" for name, count in names.items() if count > 1]
+    events = [name for [name] in site.rows("SELECT record_id FROM events")]
+    for kind, names in (("decisions", site.decisions()), ("events", events), ("ticks", site.ticks())):
+        found += [f"{kind} {name}" for name, count in collections.Counter(names).items() if count > 1]
     return found
 
 

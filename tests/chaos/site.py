@@ -23,6 +23,7 @@ from manager.cli.admin_commands import ensure_token_file
 from manager.cli.options import ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, SIMULATED_FILE
 from manager.cli.simulated import register
 from manager.errors import ManagerUnavailable
+from manager.model.packed_records import moment_of, unpack_decisions, unpack_ticks
 from manager.protocol.client import ManagerClient
 from manager.sim.scenario_files import load_scenario
 from manager.store.database import open_database
@@ -220,6 +221,16 @@ class Site:
         """Straight from the database."""
         with psycopg.connect(self.url) as connection:
             return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+    def ticks(self) -> list[datetime]:
+        """When the host ticked, as far as that is stored."""
+        rows = self.rows(f"SELECT body FROM tick_packs WHERE host = '{HOST}'")
+        return [moment_of(tick.at_us) for [body] in rows for tick in unpack_ticks(body)]
+
+    def decisions(self) -> list[str]:
+        """The ids of all decisions that are stored."""
+        rows = self.rows("SELECT body FROM decision_packs")
+        return [decision.record_id for [body] in rows for decision in unpack_decisions(body)]
 
     def _kill_all(self) -> None:
         for process in self._processes.values():

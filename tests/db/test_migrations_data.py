@@ -15,7 +15,9 @@ from sqlalchemy import MetaData, Table, select
 from manager.model.fields import fields_of
 from manager.model.histogram import Histogram
 from manager.model.law import Law
+from manager.model.packed_histogram import pack
 from manager.model.packed_records import PackedDecision, PackedTick, microseconds, pack_decisions, pack_ticks
+from manager.model.packed_windows import PackedWindow, pack_windows
 from manager.model.registration import HostSpec
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.store.access_models import UserRow
@@ -89,9 +91,17 @@ def decision_body(row: int) -> bytes:
     return pack_decisions([PackedDecision(microseconds(MOMENT) + row, None, str(row), "v", **texts, **kinds)])
 
 
+def window_body(row: int) -> bytes:
+    slot_us = microseconds(MOMENT + timedelta(hours=1, seconds=5 * row))
+    histogram = pack(Histogram({500: 3 + row}))
+    ready = {"percentile": 95.0, "percentile_ms": 2.5} if row else None
+    return pack_windows([PackedWindow(slot_us, "h", slot_us + 1, slot_us + 5_000_000, None, ready, histogram)])
+
+
 BODIES: dict[str, Callable[[int], object]] = {
     "tick_packs": tick_body,
     "decision_packs": decision_body,
+    "window_packs": window_body,
     "vm_status": lambda _row: json.dumps({"vm": "v", "knobs": []}),
 }
 
@@ -197,8 +207,22 @@ def _up_and_down(database: Database, revision: str) -> None:
     _are_readable(database, put)
     database.downgrade(revision)
     assert same(put, found(database, reflected(database), put)) == []
+    if "window_packs" in put:
+        _are_windows_unpacked(database)
     database.downgrade("base")
     database.upgrade()
+
+
+def _are_windows_unpacked(database: Database) -> None:
+    if not database.file:  # the rows of this test have numbers that PostgreSQL did not give
+        with database.writing() as session:
+            session.execute(sa.text("SELECT setval(pg_get_serial_sequence('windows', 'id'), 100)"))
+    database.downgrade("0008")
+    with database.reading() as session:
+        rows = session.scalars(select(WindowRow).where(WindowRow.origin == "h").order_by(WindowRow.slot)).all()
+        counts = [window_of("a", row).histogram.count for row in rows]
+        assert (counts, [row.count for row in rows]) == ([3, 4, 5], [3, 4, 5])
+        assert [row.ready is None for row in rows] == [True, False, False]
 
 
 def _are_readable(database: Database, put: Mapping[str, list[dict[str, Any]]]) -> None:

@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli.main import main
+from manager.model.packed_records import moment_of, unpack_ticks
 from tests.e2e.service import HOST, Service
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
@@ -142,9 +143,10 @@ class Clocked(Service):
     def history(self, until: str) -> tuple[int, int]:
         """Ticks and response times that are dated no later."""
         with closing(sqlite3.connect(f"file:{self.folder}/state/equipoise.db?mode=ro", uri=True)) as database:
-            [ticks] = database.execute("SELECT count(*) FROM ticks WHERE at <= ?", [until]).fetchone()
+            packs = database.execute("SELECT body FROM tick_packs").fetchall()
             [times] = database.execute("SELECT sum(count) FROM windows WHERE slot <= ?", [until]).fetchone()
-        return ticks, times
+        dates = [moment_of(tick.at_us) for [body] in packs for tick in unpack_ticks(body)]
+        return sum(f"{at:%Y-%m-%d %H:%M:%S.%f}" <= until for at in dates), times
 
 
 def soon(what: Callable[[], object], why: str) -> float:

@@ -1,0 +1,174 @@
+"""Older windows, packed: those of an application and a minute are one row, once the minute is rolled up.
+
+What comes late for such a minute is a row of ``windows`` as before, until it is packed, too. So reads look at both, and
+take of each origin of a slot the fuller one; of response times that were posted to the manager, whose windows are
+parts, the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, LargeBinary, Row, delete, func, select, type_coerce
+from sqlalchemy.orm import Session, aliased
+
+from manager.model.histogram import Histogram
+from manager.model.packed_histogram import pack, unpack
+from manager.model.packed_records import microseconds, moment_of
+from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
+from manager.model.window import Ready, Window, merge
+from manager.store.arrivals import WINDOWS
+from manager.store.models import Json, WindowRow
+from manager.store.pack_models import WindowPackRow
+from manager.store.progress_models import UnrolledWindowsRow
+from manager.store.retention import Cleanup
+from manager.store.rollup_queue import MINUTE, floor, is_noted
+from manager.store.row_writes import upsert
+
+PUSHED = ""
+"""Origin of response times that were posted to the manager."""
+KEPT_AS_ROWS = timedelta(minutes=75)
+"""Younger windows are rows: what reads the present, and up to an hour back, looks at these alone."""
+
+_AS_STORED = type_coerce(WindowRow.histogram, LargeBinary()).label("histogram"), WindowRow.requests, WindowRow.ready
+_BATCH = 5000
+_AT_ONCE = 100
+
+Place = tuple[int, datetime]
+"""Row number of an application, and the start of a minute."""
+
+
+class StoredWindow(NamedTuple):
+    """What an origin knows of a slot, as in ``windows``."""
+
+    application_id: int
+    slot: datetime
+    origin: str
+    start_at: datetime
+    end_at: datetime
+    histogram: Histogram
+    requests: float | None
+    ready: Json | None
+
+    @property
+    def window(self) -> Window:
+        """The window, without the name of its application."""
+        ready = Ready(**self.ready) if self.ready else None
+        return Window("", self.start_at.timestamp(), self.end_at.timestamp(), self.histogram, self.requests, ready)
+
+
+COLUMNS = tuple(getattr(WindowRow, name) for name in StoredWindow._fields)
+"""Read alone: making objects of rows takes longer than reading them."""
+
+
+def stored(rows: Iterable[Row[*tuple[Any, ...]]]) -> Iterator[StoredWindow]:
+    """Rows of ``COLUMNS``."""
+    return (StoredWindow(*row) for row in rows)
+
+
+def packed(session: Session, *conditions: ColumnElement[bool]) -> Iterator[StoredWindow]:
+    """The windows of packed rows that meet all conditions, the newest minute first. Rows are read as needed."""
+    columns = WindowPackRow.application_id, WindowPackRow.body
+    query = select(*columns).where(*conditions).order_by(WindowPackRow.start.desc())
+    with session.execute(query, execution_options={"yield_per": _AT_ONCE}) as rows:
+        for number, body in rows:
+            yield from (_unpacked(number, window) for window in unpack_windows(body))
+
+
+def joined_origins(windows: Iterable[StoredWindow]) -> dict[tuple[int, datetime], list[StoredWindow]]:
+    """Windows by row number of the application and slot, one for each origin, whatever was stored twice."""
+    slots: dict[tuple[int, datetime], dict[str, StoredWindow]] = {}
+    for window in windows:
+        origins = slots.setdefault((window.application_id, window.slot), {})
+        other = origins.get(window.origin)
+        origins[window.origin] = window if other is None else _joined(other, window)
+    return {place: [*origins.values()] for place, origins in slots.items()}
+
+
+def oldest_packed(session: Session, application: int) -> datetime | None:
+    """The oldest slot of an application that is packed; None: there is none."""
+    query = select(WindowPackRow.body).where(WindowPackRow.application_id == application)
+    body = session.scalar(query.order_by(WindowPackRow.start).limit(1))
+    return None if body is None else moment_of(min(window.slot_us for window in unpack_windows(body)))
+
+
+def pack_old(cleanup: Cleanup) -> int:
+    """Pack windows of minutes that are rolled up, older than ``KEPT_AS_ROWS``; returns how many rows went.
+
+    The newest slot of each application stays: it says since when nothing was measured. Raises DatabaseUnavailable.
+    """
+    notes = UnrolledWindowsRow
+    noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
+    arrived = WindowRow.id <= cleanup.arrived(f"{WINDOWS}-packed", WindowRow.id, KEPT_AS_ROWS)
+    old = (WindowRow.slot < floor(cleanup.now - KEPT_AS_ROWS, MINUTE)) & arrived & ~WindowRow.ahead & ~noted
+    newer = aliased(WindowRow)
+    newest = select(func.max(newer.slot)).where(newer.application_id == WindowRow.application_id)
+    old &= WindowRow.slot < newest.correlate(WindowRow).scalar_subquery()
+    some = select(WindowRow.id, *COLUMNS[:-3], *_AS_STORED).where(old).order_by(WindowRow.slot).limit(_BATCH)
+    packs = 0
+    while not cleanup.stopped():
+        with cleanup.database.writing() as session:
+            rows = session.execute(some.with_for_update()).all()
+            _add(session, [(row.application_id, _to_pack(StoredWindow(*row[1:]), row.histogram)) for row in rows])
+            session.execute(delete(WindowRow).where(WindowRow.id.in_([row.id for row in rows])))
+        packs += len(rows)
+        if len(rows) < _BATCH:
+            break
+    return packs
+
+
+def _add(session: Session, windows: Sequence[tuple[int, PackedWindow]]) -> None:
+    """Add windows of applications, by row number, to the packed rows of their minutes."""
+    if not windows:
+        return
+    minutes: dict[Place, dict[tuple[int, str], PackedWindow]] = {}
+    for number, window in windows:
+        slots = minutes.setdefault((number, floor(moment_of(window.slot_us), MINUTE)), {})
+        slots[window.slot_us, window.origin] = window
+    columns = WindowPackRow.application_id, WindowPackRow.start, WindowPackRow.body
+    for number, start, body in session.execute(select(*columns).where(*at_places(minutes))):
+        for window in unpack_windows(body) if (number, start) in minutes else ():
+            slots = minutes[number, start]
+            late = slots.setdefault((window.slot_us, window.origin), window)
+            if late is not window:
+                joined = _joined(_unpacked(number, window), _unpacked(number, late))
+                slots[window.slot_us, window.origin] = _to_pack(joined, pack(joined.histogram))
+    rows = [
+        {"application_id": number, "start": start, "body": pack_windows([slots[place] for place in sorted(slots)])}
+        for (number, start), slots in sorted(minutes.items())
+    ]
+    upsert(session, WindowPackRow, rows, ["application_id", "start"])
+
+
+def at_places(places: Collection[Place]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Conditions that the packed rows of some minutes meet, and few others."""
+    # Not as pairs, for which SQLite uses no index.
+    numbers, starts = {number for number, _ in places}, {start for _, start in places}
+    return WindowPackRow.application_id.in_(numbers), WindowPackRow.start.in_(starts)
+
+
+def _joined(one: StoredWindow, other: StoredWindow) -> StoredWindow:
+    if one.origin != PUSHED:
+        return max(one, other, key=lambda window: (window.histogram.count, window.end_at))
+    both = merge([one.window, other.window])
+    return one._replace(
+        start_at=min(one.start_at, other.start_at),
+        end_at=max(one.end_at, other.end_at),
+        histogram=both.histogram,
+        requests=both.requests,
+        ready=asdict(both.ready) if both.ready else None,
+    )
+
+
+def _unpacked(number: int, window: PackedWindow) -> StoredWindow:
+    slot, start_at, end_at = map(moment_of, (window.slot_us, window.start_us, window.end_us))
+    histogram = unpack(window.histogram)
+    return StoredWindow(number, slot, window.origin, start_at, end_at, histogram, window.requests, window.ready)
+
+
+def _to_pack(window: StoredWindow, histogram: bytes) -> PackedWindow:
+    slot_us, start_us, end_us = map(microseconds, (window.slot, window.start_at, window.end_at))
+    return PackedWindow(slot_us, window.origin, start_us, end_us, window.requests, window.ready, histogram)
