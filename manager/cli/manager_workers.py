@@ -227,7 +227,7 @@ def run_workers(settings: Settings, count: int, notifier: Notifier, stop: thread
             lambda pid: mark_process_dead(pid, name),  # type: ignore[no-untyped-call]
         )
         for door in doors:
-            log.info("%d workers listen at %s port %d", count, *door.getsockname()[:2])
+            log.info("%d workers for %s port %d", count, *door.getsockname()[:2])
         try:
             with _on_hangup(supervisor.renew):
                 while not stop.wait(_LOOK_S):
@@ -242,7 +242,7 @@ def run_workers(settings: Settings, count: int, notifier: Notifier, stop: thread
 def _listen(settings: Settings) -> list[Door]:
     host, port = settings.text("listen_host"), settings.whole("listen_port")
     try:
-        return tcp_doors(host, port)
+        return tcp_doors(host, port, listening=False)  # nobody waits at them before a worker serves
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"cannot listen on {host} port {port}: {error}") from error
 

@@ -210,8 +210,8 @@ class Door(socket.socket):
         return guest, guest.key if self.family == socket.AF_UNIX else address
 
 
-def tcp_doors(host: str, port: int) -> list[Door]:
-    """Doors that listen at all addresses of a host; port 0 takes a free one. Raises OSError."""
+def tcp_doors(host: str, port: int, *, listening: bool = True) -> list[Door]:
+    """Doors that listen at all addresses of a host, or are bound alone; port 0 takes a free one. Raises OSError."""
     doors: list[Door] = []
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -221,7 +221,11 @@ def tcp_doors(host: str, port: int) -> list[Door]:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            _listen(door, address)
+            door.bind(address)
+            door.setblocking(False)
+            if listening:
+                # A connection that finds no room here comes again after a second: longer than a probe should wait.
+                door.listen(BACKLOG)
     except OSError:
         for door in doors:
             door.close()
@@ -230,7 +234,7 @@ def tcp_doors(host: str, port: int) -> list[Door]:
 
 
 def inherited_doors(files: Sequence[int]) -> list[Door]:
-    """Doors at sockets that listen already, by their file descriptors; another process listens at them, too."""
+    """Doors at sockets that another process bound, by their file descriptors; others may listen at them, too."""
     doors = [Door(fileno=file) for file in files]
     for door in doors:
         door.setblocking(False)
@@ -271,10 +275,3 @@ def _bind_unix(door: Door, path: Path) -> None:
 
 BACKLOG = 4096
 _LONGEST_PATH_BYTES = 107  # sun_path of unix(7), without the zero at its end
-
-
-def _listen(door: Door, address: Any) -> None:
-    door.bind(address)
-    # A connection that finds no room here comes again after a second: longer than a probe should wait.
-    door.listen(BACKLOG)
-    door.setblocking(False)

@@ -112,7 +112,7 @@ class HttpServer:
         """Bind to an address; port 0 takes a free one, None means none. Raises SettingsError when it cannot be used.
 
         ``unix``: also at a Unix socket, see ``unix_door``. ``inherited``: at these sockets (file descriptors), which
-        listen already, instead of host and port.
+        are bound already, instead of host and port; it listens at them from ``start`` on.
 
         ``tls``: by https alone, with that context's certificate.
 

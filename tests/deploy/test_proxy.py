@@ -138,6 +138,7 @@ def site(new_url: Callable[[str], str], tmp_path: Path) -> Iterator[Site]:
                     EQUIPOISE_DATABASE_URL=url,
                     EQUIPOISE_LISTEN_PORT=str(port),
                     EQUIPOISE_TRUSTED_PROXY="127.0.0.1",
+                    EQUIPOISE_WORKERS="1",
                 )
             )
             for port in ports
