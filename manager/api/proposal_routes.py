@@ -15,8 +15,8 @@ from manager.api.paging import RECORD, Page, part, read_cursor
 from manager.api.schemas.proposal_shapes import ProposalOut, ProposalPath, ProposalQuery
 from manager.store import audit
 from manager.store.event_records import Position
+from manager.store.host_models import ProposalRow
 from manager.store.models import Json
-from manager.store.proposal_models import ProposalRow
 from manager.store.proposals import approve, dismiss, get_proposal, list_proposals
 
 _Decide = Callable[[Session, int, str, datetime], ProposalRow]

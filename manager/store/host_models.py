@@ -1,13 +1,14 @@
-"""More tables: reports of agents on their hosts, the registrations' revision, jobs and join tokens."""
+"""More tables: reports of agents on their hosts, the registrations' revision, jobs, join tokens, and proposals."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, UniqueConstraint, false
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from manager.store.models import Base, Registered, Serial
+from manager.model.migration import MigrationState
+from manager.store.models import Base, JsonList, Registered, Serial, as_words
 
 
 class DomainRow(Base):
@@ -108,3 +109,33 @@ class JoinTokenRow(Registered):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     used_by: Mapped[str | None]
+
+
+class ProposalRow(Base):
+    """A proposal to migrate ``vm`` from ``source`` to ``destination`` for an application, made ``at``.
+
+    ``predictions`` are those of ``MovePrediction``, ``unpredicted`` says why some are missing. ``decided_by``
+    approved or dismissed it. The agent of the source last reported on it at ``reported_at``, when it had copied the
+    part ``copied`` of the VM's memory.
+    """
+
+    __tablename__ = "proposals"
+    __table_args__ = (Index(None, "source", "state"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    state: Mapped[MigrationState] = mapped_column(as_words(MigrationState))
+    vm: Mapped[str]
+    source: Mapped[str]
+    destination: Mapped[str]
+    application: Mapped[str]
+    reason: Mapped[str]
+    predictions: Mapped[JsonList]
+    unpredicted: Mapped[str]
+    decided_by: Mapped[str | None]
+    decided_at: Mapped[datetime | None]
+    begun_at: Mapped[datetime | None]
+    reported_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    copied: Mapped[float | None]
+    detail: Mapped[str]

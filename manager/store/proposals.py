@@ -27,8 +27,8 @@ from manager.model.registration import Mode
 from manager.store import audit
 from manager.store.database import lock_registrations
 from manager.store.event_records import Position, store_events
+from manager.store.host_models import ProposalRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
-from manager.store.proposal_models import ProposalRow
 from manager.store.registrations import find, touch
 from manager.store.silent_hosts import host_event
 

@@ -18,10 +18,9 @@ from manager.store import audit, joining
 from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow
 from manager.store.arrivals import Arrived
 from manager.store.database import Database
-from manager.store.host_models import JoinTokenRow
+from manager.store.host_models import JoinTokenRow, ProposalRow
 from manager.store.models import EventRow
 from manager.store.pack_models import DecidedVmRow, DecisionPackRow
-from manager.store.proposal_models import ProposalRow
 from manager.store.sign_in_throttle import counts_no_more
 
 _BATCH = 10_000
