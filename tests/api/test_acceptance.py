@@ -31,6 +31,7 @@ GOOD: dict[str, Callable[[int], dict[str, Any]]] = {
     "ticks": tick_of,
     "decisions": record,
     "events": event,
+    "migrations": lambda n: {"number": n, "state": "running", "copied": 0.5, "detail": ""},
 }
 JUNK = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just("x" * 3000), st.just([{}])
