@@ -19,8 +19,8 @@ from manager.cli.admin_commands import open_store
 from manager.cli.options import start_logging, stop_signal
 from manager.errors import EquipoiseError
 from manager.host.registry import boot_name
-from manager.plain import plain
 from manager.settings import Settings
+from manager.terminal import say
 from policies.installed import load_policies
 from webui.dashboard import install_dashboard
 
@@ -44,7 +44,7 @@ def main() -> int:
             threading.Thread(target=_stop_at_end, args=(stop,), name="manager", daemon=True).start()
             serve(settings, share, int(words), stop)
     except EquipoiseError as error:
-        sys.stderr.write(f"equipoise: {plain(str(error))}\n")
+        say(f"equipoise: {error}", err=True)
         return 1
     return 0
 

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -104,17 +106,24 @@ class Agent(threading.Thread):
 
     def run(self) -> None:
         """Until there is enough."""
-        name, number = f"kvm{self._place}", 0
+        name = f"kvm{self._place}"
         with self._manager.client(name) as client:
-            while not self._enough.is_set():
+            for number in count():
                 identifier = f"00000000-0000-4000-8000-{self._place:04d}{number:08d}"
                 at = datetime.now(UTC).isoformat()
                 decision = record(0) | {"id": identifier, "at": at, "host": name, "vm": None}
-                with suppress(httpx.TransportError):
-                    answer = client.post(f"/hosts/{name}/report", json=report(decisions=[decision]))
-                    if answer.status_code == 200:
-                        self.acknowledged.append(identifier)
-                        number += 1
+                while not self._reported(client, name, report(decisions=[decision])):
+                    if self._enough.is_set():
+                        return
+                self.acknowledged.append(identifier)
+                if self._enough.is_set():
+                    return
+
+    @staticmethod
+    def _reported(client: httpx.Client, name: str, body: dict[str, Any]) -> bool:
+        with suppress(httpx.TransportError):
+            return bool(client.post(f"/hosts/{name}/report", json=body).status_code == 200)
+        return False
 
 
 def test_a_killed_worker_loses_no_acknowledged_report(new_url: Callable[[str], str], tmp_path: Path) -> None:
