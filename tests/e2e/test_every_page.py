@@ -120,7 +120,7 @@ def test_a_phone_shows_all_of_the_navigation(visits: Visits, spike: Service) -> 
     page = visits.page(spike, width=360)
     page.goto("/")
     links = page.get_by_role("navigation", name="Main").get_by_role("link")
-    expect(links).to_have_count(7)
+    expect(links).to_have_count(8)
     rights = links.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().right)")
     assert max(rights) <= 360
 

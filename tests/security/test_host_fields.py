@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from manager.model.fields import timestamp
 from manager.protocol.report import ReportIn
+from manager.store.proposals import Proposal, propose
 from tests.api.conftest import (
     CAPABILITIES,
     HOST,
@@ -41,6 +43,7 @@ FORGED: dict[str, Any] = {
     "ticks": [tick_of(1, vms=[SHARES], policy="forged")],
     "decisions": [record(1), record(2, vm="web", host=HOST)],
     "events": [event(1, severity="error", message="forged")],
+    "migrations": [{"number": 1, "state": "done"}],
     "wants_slots": True,
 }
 """Of each field what would harm the host ``kvm1``, if it were believed."""
@@ -57,6 +60,7 @@ READ = (
     "/applications/shop",
     "/applications/shop/windows",
     "/applications/shop/sources",
+    "/proposals",
     "/decisions?host=kvm1",
     "/events?host=kvm1",
 )
@@ -64,7 +68,7 @@ READ = (
 
 @pytest.fixture
 def site(api: Api) -> Api:
-    """A host with a VM that serves an application, all of which it reported."""
+    """A host with a VM that serves an application, all of which it reported, and that is to migrate to the other."""
     api.ok("PUT", "/vms/web", {"class": "critical", "host": HOST})
     probe = {"type": "http_probe", "name": "probe", "url": "http://10.0.0.1/secret"}
     api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web"]}], "sources": [probe]})
@@ -74,6 +78,9 @@ def site(api: Api) -> Api:
     own["services"] = {"services": [], "problem": "true"}
     api.ok("POST", f"/hosts/{HOST}/report", report(**own), role="host")
     api.ok("POST", f"/hosts/{OTHER}/report", report(), role="other host")
+    proposal = Proposal("web", HOST, OTHER, "shop", "its host is full", ())
+    with api.database.registering() as session:
+        assert propose(session, proposal, timestamp(api.clock.now_s), approved=True).id == 1
     api.clock.now_s += 1
     return api
 
