@@ -169,16 +169,17 @@ def on_one_cpu(shop: ServiceVm, hog: Vm) -> Iterator[None]:
 @contextmanager
 def taking_memory(hog: Vm) -> Iterator[None]:
     """It uses more than is left, again and again, and rests between for others to have the CPU."""
-    ended = threading.Event()
+    took, ended = threading.Event(), threading.Event()
 
     def take() -> None:
         hog.process.tell(f"hold {WANTED_MIB}")
+        took.set()
         while not ended.wait(0.02):
             hog.process.tell("touch")
 
     taker = threading.Thread(target=take)
     taker.start()
-    time.sleep(1.0)
+    took.wait()
     try:
         yield
     finally:
