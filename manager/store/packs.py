@@ -18,6 +18,7 @@ from manager.model.packed_records import moment_of
 from manager.store.event_records import END
 from manager.store.pack_models import PackRow
 from manager.store.rollup_queue import MINUTE
+from manager.store.row_pages import newest_rows
 
 MINUTE_US = 60_000_000
 
@@ -75,17 +76,15 @@ def newest_first(
     table: type[PackRow],
     items_of: Callable[[Any], Iterable[PackItem]],
 ) -> Iterator[Any]:
-    """The items of the rows of a query, which has the column ``last_at``, the newest and last stored first.
+    """The items of the rows of a query, which has the columns ``last_at`` and ``id``, the newest and last stored first.
 
     Rows are read as far as they are needed.
     """
     waiting: list[tuple[float, int, Any]] = []
-    ordered = query.order_by(table.last_at.desc(), table.id.desc()).execution_options(yield_per=_AT_ONCE)
-    with session.execute(ordered) as rows:
-        for row in rows:
-            while waiting and -waiting[0][0] > row.last_at.timestamp():
-                yield heappop(waiting)[2]
-            for at, number, item in items_of(row):
-                heappush(waiting, (-at.timestamp(), -number, item))
+    for row in newest_rows(session, query, (table.last_at, table.id), _AT_ONCE):
+        while waiting and -waiting[0][0] > row.last_at.timestamp():
+            yield heappop(waiting)[2]
+        for at, number, item in items_of(row):
+            heappush(waiting, (-at.timestamp(), -number, item))
     while waiting:
         yield heappop(waiting)[2]

@@ -172,9 +172,10 @@ def _hour_rows(session: Session, places: Collection[Place]) -> list[dict[str, An
     for start, numbers in _by_start(places):
         query = select(RollupRow).where(RollupRow.length_s == seconds(MINUTE), RollupRow.application_id.in_(numbers))
         query = query.where(RollupRow.start >= start, RollupRow.start < start + HOUR)
-        ordered = session.scalars(query.order_by(RollupRow.application_id, RollupRow.start)).yield_per(1000)
-        for number, rows in groupby(ordered, lambda row: row.application_id):
-            made.append(_row(number, start, HOUR, [period_of("", row) for row in rows]))
+        ordered = query.order_by(RollupRow.application_id, RollupRow.start)
+        with session.scalars(ordered).yield_per(1000) as minutes:
+            for number, rows in groupby(minutes, lambda row: row.application_id):
+                made.append(_row(number, start, HOUR, [period_of("", row) for row in rows]))
     return made
 
 

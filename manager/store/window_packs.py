@@ -26,6 +26,7 @@ from manager.store.pack_models import WindowPackRow
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup
 from manager.store.rollup_queue import MINUTE, floor, is_noted
+from manager.store.row_pages import newest_rows
 from manager.store.row_writes import upsert
 
 PUSHED = ""
@@ -71,11 +72,10 @@ def stored(rows: Iterable[Row[*tuple[Any, ...]]]) -> Iterator[StoredWindow]:
 
 def packed(session: Session, *conditions: ColumnElement[bool]) -> Iterator[StoredWindow]:
     """The windows of packed rows that meet all conditions, the newest minute first. Rows are read as needed."""
-    columns = WindowPackRow.application_id, WindowPackRow.body
-    query = select(*columns).where(*conditions).order_by(WindowPackRow.start.desc())
-    with session.execute(query, execution_options={"yield_per": _AT_ONCE}) as rows:
-        for number, body in rows:
-            yield from (_unpacked(number, window) for window in unpack_windows(body))
+    place = WindowPackRow.start, WindowPackRow.application_id
+    query = select(*place, WindowPackRow.body).where(*conditions)
+    for _, number, body in newest_rows(session, query, place, _AT_ONCE):
+        yield from (_unpacked(number, window) for window in unpack_windows(body))
 
 
 def joined_origins(windows: Iterable[StoredWindow]) -> dict[tuple[int, datetime], list[StoredWindow]]:
