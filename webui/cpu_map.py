@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
-from manager.model.knobs import Knob, knob_name
+from manager.model.knob_text import knob_name
+from manager.model.knobs import Knob
 from webui.drawing import Part, split
 from webui.words import percent
 

@@ -12,7 +12,8 @@ from manager.control.watching import suggested_target_ms
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
 from manager.model.host_health import HostHealth
-from manager.model.knobs import DISK_WEIGHTS, PINS, WARPS, Knob, knob_name, settings_shown
+from manager.model.knob_text import knob_name, settings_shown
+from manager.model.knobs import DISK_WEIGHTS, PINS, WARPS, Knob
 from manager.model.numbers import milliseconds
 from manager.model.resource_use import resources_of
 from manager.model.warp import TITLES, Mechanism

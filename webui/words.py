@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from manager.model.knobs import knob_name
+from manager.model.knob_text import knob_name
 from manager.model.numbers import NOTHING, digits, duration, fixed, milliseconds
 from manager.model.vcpu_wait import MATERIAL, wait_share
 from manager.plain import plain_lines

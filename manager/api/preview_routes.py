@@ -24,7 +24,8 @@ from manager.api.what_if_routes import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound
 from manager.model.fields import Name, Schema, Text, as_text
-from manager.model.knobs import Family, Knob, of_family
+from manager.model.knob_spec import Family
+from manager.model.knobs import Knob, of_family
 from manager.model.records import TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode
 from manager.model.rules import IrqSteering

@@ -31,7 +31,7 @@ from manager.loop.rehearsal import Preview
 from manager.loop.tick import ControlLoop
 from manager.model.cache import format_schemata
 from manager.model.decision import Change
-from manager.model.knobs import knob_name, knob_text, value_shown
+from manager.model.knob_text import knob_name, knob_text, value_shown
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window

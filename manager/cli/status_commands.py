@@ -12,7 +12,8 @@ import click
 
 from manager.cli.batch_table import batch_table
 from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
-from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown, value_shown
+from manager.model.knob_text import knob_name, settings_shown, value_shown
+from manager.model.knobs import PINS, WARPS, Knob
 from manager.model.records import FULL_VCPU
 from manager.model.units import percent
 from manager.protocol.client import ManagerClient

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
+from manager.model.knob_spec import Family, KnobValue, Order, Scope
+from manager.model.knob_text import knob_text
 from manager.model.knobs import (
     BATCH_GROUPS,
     EGRESS,
@@ -15,13 +17,8 @@ from manager.model.knobs import (
     MEMORIES,
     PINS,
     UNLIMITED,
-    Family,
     Knob,
     KnobKey,
-    KnobValue,
-    Order,
-    Scope,
-    knob_text,
     of_family,
 )
 from manager.model.registration import Mode

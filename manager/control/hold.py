@@ -8,7 +8,8 @@ from operator import itemgetter
 
 from manager.control.batch import FLOOR_MARGIN
 from manager.model.decision import Goal, Plan, Snapshot, VmView
-from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey
 from manager.model.limits import AgentLimits
 from manager.model.registration import Mode
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from manager.control.resolve import effective_mode
-from manager.model.knobs import Control
+from manager.model.knob_spec import Control
 from manager.model.limits import AgentLimits
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmSpec
 from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering

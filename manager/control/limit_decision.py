@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manager.model.decision import Decision, QuotaGoal
-from manager.model.knobs import Control
+from manager.model.knob_spec import Control
 from manager.model.limits import AgentLimits
 
 

@@ -9,7 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from manager.model.fields import WIRE, Text
-from manager.model.knobs import Knob, Order, knob_name
+from manager.model.knob_spec import Order
+from manager.model.knob_text import knob_name
+from manager.model.knobs import Knob
 from manager.model.numbers import milliseconds
 from manager.model.records import KnobIndex, OutcomeKind
 from manager.model.registration import Sla

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from manager.model.decision import Owned, Snapshot, VmView, WarpGoal
-from manager.model.knobs import KnobValue
+from manager.model.knob_spec import KnobValue
 from manager.model.registration import Application, Assignment, HostSpec, Mode, VmClass, VmSpec
 from manager.model.warp import (
     AUTO,

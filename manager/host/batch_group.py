@@ -21,7 +21,8 @@ from manager.host.files import put_number, refused, text_of
 from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import CGROUP_V1, IDLE_FILE, CgroupCpu, HostPaths
 from manager.model.host import NO_BATCH_GROUP, BatchGroup
-from manager.model.knobs import HOST_UUID, INSIDE, OUTSIDE, PARTLY, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, INSIDE, OUTSIDE, PARTLY, Knob, KnobKey
 
 FOLDER, SLICE, PARTITION = "equipoise-batch", "machine-batch.slice", "/machine/batch"
 """Its name on cgroup v1 and under systemd, and libvirt's name of the latter."""

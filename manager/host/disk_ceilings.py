@@ -16,7 +16,8 @@ from manager.host.files import text_of, write
 from manager.host.held_knobs import HeldKnobs
 from manager.host.knob_files import VmTarget, checked_number
 from manager.host.registry import DISK_CEILING_FILES, HostPaths
-from manager.model.knobs import UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import UNLIMITED, Knob, KnobKey
 
 LOOK_EVERY_S = 5.0
 """Disks that are plugged are seen so late."""

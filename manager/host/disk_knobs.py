@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from manager.host.disk_ceilings import DiskCeilings
 from manager.host.disk_weights import DiskWeights
 from manager.host.knob_files import KnobFiles, VmTarget
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 
 
 class DiskKnobs(KnobFiles):

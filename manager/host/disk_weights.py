@@ -13,7 +13,8 @@ from manager.host.files import read, text_of, write
 from manager.host.held_knobs import HeldKnobs
 from manager.host.knob_files import VmTarget, checked_number
 from manager.host.registry import COST_FILE, DISK_WEIGHT_FILES, HostPaths
-from manager.model.knobs import DISK_WEIGHTS, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import DISK_WEIGHTS, KnobKey
 from manager.model.resource_use import Weighing
 
 _DEFAULT = b"default "

@@ -23,7 +23,8 @@ from manager.host.thread_times import ThreadTimes, VmTimes
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet
 from manager.model.host import VcpuState, VmInstance, VmState
-from manager.model.knobs import INSIDE, OUTSIDE, Family, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import INSIDE, OUTSIDE, Knob, KnobKey
 
 _NO_GROUP = GroupState(None, None, None)
 PINS_EVERY = 5

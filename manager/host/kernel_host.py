@@ -38,7 +38,8 @@ from manager.host.warp_mechanisms import WarpMechanisms
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, PcpuTimes, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain
 

@@ -13,7 +13,8 @@ from manager.errors import HostError, VmVanished
 from manager.host.files import refused
 from manager.host.registry import HostPaths
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.topology import NicQueue
 
 AFFINITY_FILE = "smp_affinity_list"

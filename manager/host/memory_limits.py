@@ -20,7 +20,8 @@ from manager.host.files import inode, open_file, read, write
 from manager.host.held_knobs import HeldKnobs, close
 from manager.host.knob_files import VmTarget, checked_number
 from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE
-from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 
 _INNER = "libvirt"
 _ID_MASK = 2**31 - 1

@@ -20,7 +20,8 @@ from manager.host.files import names_in, number_of, refused
 from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import HostPaths
 from manager.host.traffic_control import INGRESS, ROOT, HtbClass, Qdisc, SourceFilter, TrafficControl
-from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.network import (
     ANOTHER,
     BATCH_PART,

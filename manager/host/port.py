@@ -8,7 +8,8 @@ from typing import Protocol
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
-from manager.model.knobs import Family, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import KnobKey
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.resource_use import HostCounters, VmCounters

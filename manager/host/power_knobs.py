@@ -11,7 +11,8 @@ from manager.host.files import cpus_of, names_in, refused, text_of
 from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import HostPaths
 from manager.model.cpus import CpuSet
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.power import ANOTHER_GOVERNOR, ANY_LATENCY, GOVERNORS, NO_LATENCY, PERFORMANCE, ClockDomain
 
 LATENCY_FILE, GOVERNOR_FILE = "power/pm_qos_resume_latency_us", "scaling_governor"

@@ -20,7 +20,8 @@ from manager.host.cgroup import CgroupMounts, groups_above_vms
 from manager.host.files import LIBC, inode, number_in, put_number, refused, succeeded
 from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import CGROUP_V1, RT_PERIOD_FILE, RT_RUNTIME_FILE, CgroupCpu
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.scheduling import LIMIT_PERIOD_US, OTHER, is_real_time, joined, parted
 
 DEFAULT = 0

@@ -24,7 +24,8 @@ from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import CgroupCpu, HostPaths
 from manager.host.sched_ext import PINS, SchedExt, Warp
 from manager.host.thread_scheduling import attributes, default_slice_ns, set_slice, slice_of
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.warp import LOADED, Mechanism, Offer
 
 WARP_FILE = "cpu.bvt_warp_ns"

@@ -25,7 +25,8 @@ from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult
 from manager.loop.watches import FindingsWatch, Oversight
 from manager.model.host import Discovery
-from manager.model.knobs import Family, knob_name
+from manager.model.knob_spec import Family
+from manager.model.knob_text import knob_name
 from manager.model.records import Severity
 from manager.model.registration import Application, Assignment
 from manager.model.warp import EJECTED, UNLOADED, Mechanism

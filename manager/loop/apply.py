@@ -10,7 +10,9 @@ from manager.host.port import HostPort
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Action, Change, Owned
 from manager.model.host import VmInstance
-from manager.model.knobs import KnobKey, KnobValue, knob_text
+from manager.model.knob_spec import KnobValue
+from manager.model.knob_text import knob_text
+from manager.model.knobs import KnobKey
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import OutcomeKind

@@ -17,7 +17,8 @@ from manager.model.cpus import CpuSet
 from manager.model.decision import BandwidthGoal, Snapshot, WaysGoal
 from manager.model.fields import as_text
 from manager.model.host import VmInstance
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import CacheControl, HostSpec, Mode, VmSpec
 from manager.protocol.report import CachePart

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from manager.loop.apply import Outcome
 from manager.model.host import Discovery
-from manager.model.knobs import Knob, KnobKey, knob_name
+from manager.model.knob_text import knob_name
+from manager.model.knobs import Knob, KnobKey
 from manager.model.problem import Problem
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
 from manager.model.registration import Mode

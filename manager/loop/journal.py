@@ -23,7 +23,9 @@ from manager.loop.sqlite import MEMORY, Layout
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
 from manager.model.host import VmInstance
-from manager.model.knobs import Family, Knob, KnobKey, knob_text, knob_value
+from manager.model.knob_spec import Family
+from manager.model.knob_text import knob_text, knob_value
+from manager.model.knobs import Knob, KnobKey
 from manager.sqlite_files import Damage
 
 _OWNED = """

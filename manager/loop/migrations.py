@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from manager.errors import HostError
 from manager.host.port import HostPort, MigrationPort
 from manager.model.host import VmInstance
-from manager.model.knobs import Control
+from manager.model.knob_spec import Control
 from manager.model.limits import LIMITED, AgentLimits
 from manager.model.migration import MigrationOrder, MigrationReport, MigrationState
 from manager.model.registration import Mode

@@ -23,7 +23,8 @@ from manager.loop.journal import Journal, Runs
 from manager.model.cpus import CpuSet
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuTimes, VcpuState, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.limits import AgentLimits
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain

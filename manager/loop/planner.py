@@ -47,7 +47,8 @@ from manager.model.decision import (
     Snapshot,
 )
 from manager.model.host import VmState
-from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, POWERS, Family, Knob, KnobKey, KnobValue, of_family
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, POWERS, Knob, KnobKey, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity

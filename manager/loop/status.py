@@ -12,7 +12,9 @@ from manager.loop.tick import TickResult
 from manager.model.decision import ShownCause
 from manager.model.fields import as_text, timestamp
 from manager.model.job import BatchVm
-from manager.model.knobs import HOST_UUID, Knob, KnobValue, knob_text
+from manager.model.knob_spec import KnobValue
+from manager.model.knob_text import knob_text
+from manager.model.knobs import HOST_UUID, Knob
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl

@@ -32,7 +32,8 @@ from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Explanation, Goal, Owned, Plan, Snapshot
 from manager.model.host import VmInstance
 from manager.model.job import BatchVm
-from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue, of_family
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import HOST_UUID, KnobKey, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import DecisionRecord, Event, Severity

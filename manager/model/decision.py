@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from manager.model.cpus import CpuSet
 from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
 from manager.model.resource_use import ResourceUse
 from manager.model.window import SlaState, Window

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from manager.model.cpus import CpuSet
 from manager.model.fields import CLOSED, Count, Cpus, SafeText
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.topology import Topology
 from manager.model.warp import Offer
 

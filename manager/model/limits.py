@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manager.model.knobs import Control, KnobKey, KnobValue
+from manager.model.knob_spec import Control, KnobValue
+from manager.model.knobs import KnobKey
 from manager.model.registration import Mode
 
 RISKY = frozenset(

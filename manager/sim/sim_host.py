@@ -20,7 +20,8 @@ from manager.model.host import (
     VmInstance,
     VmState,
 )
-from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, UNLIMITED, Family, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.topology import Topology

@@ -32,7 +32,8 @@ from manager.errors import HostError
 from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Owned
-from manager.model.knobs import HOST_UUID, UNLIMITED, Family, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.network import EgressGroup
 from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.vms import Listed, Vm, Vms, running_vms

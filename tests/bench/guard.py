@@ -37,7 +37,8 @@ from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop
 from manager.model.host import VmInstance
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.traffic import Answered, JudgedService
 from policies.installed import load_policies
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json

@@ -48,7 +48,8 @@ from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop
 from manager.model.histogram import Histogram
 from manager.model.host import VmInstance
-from manager.model.knobs import KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from policies.installed import load_policies

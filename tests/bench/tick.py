@@ -49,7 +49,8 @@ from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import Change, Decision, Memory, Snapshot
 from manager.model.histogram import Histogram
 from manager.model.host import CpuTimes, VmInstance
-from manager.model.knobs import KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import KnobKey
 from manager.model.limits import DEFAULT_LIMITS
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Assignment

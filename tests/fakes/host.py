@@ -22,6 +22,7 @@ from manager.model.host import (
     VmState,
     WeightScale,
 )
+from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import (
     BATCH_GROUPS,
     DISK_WEIGHTS,
@@ -34,10 +35,8 @@ from manager.model.knobs import (
     SCHEDULINGS,
     UNLIMITED,
     WARPS,
-    Family,
     Knob,
     KnobKey,
-    KnobValue,
 )
 from manager.model.network import ANOTHER, EgressGroup, UplinkPort
 from manager.model.power import ClockDomain

@@ -14,7 +14,8 @@ from manager.host.cgroup import CgroupMounts, read_mounts
 from manager.host.disk_ceilings import LOOK_EVERY_S, DiskCeilings, number_of_disk, numbers_of_disks
 from manager.host.knob_files import VmTarget
 from manager.host.registry import HostPaths
-from manager.model.knobs import UNLIMITED, Knob, KnobKey, knob_name
+from manager.model.knob_text import knob_name
+from manager.model.knobs import UNLIMITED, Knob, KnobKey
 from tests.host.conftest import REAL, descriptors
 
 SDB, VDA = os.makedev(8, 16), os.makedev(254, 0)

@@ -19,7 +19,8 @@ from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsag
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import MAX_CPU, CpuSet
 from manager.model.host import Quota, VmState
-from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey
 from tests.host.conftest import REAL, QemuLike, VmGroup, descriptors, until
 
 ONLINE = frozenset(os.sched_getaffinity(0))

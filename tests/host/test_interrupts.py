@@ -12,7 +12,8 @@ from manager.errors import HostError, VmVanished
 from manager.host.knob_files import Interrupts, read_affinity
 from manager.host.registry import HostPaths
 from manager.host.topology_reader import discover
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from tests.host.conftest import REAL
 
 

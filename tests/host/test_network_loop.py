@@ -15,7 +15,8 @@ from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Journal
 from manager.loop.observer import Clock, LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
-from manager.model.knobs import EGRESS, HOST_UUID, UNLIMITED, Family, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import EGRESS, HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.network import NO_RATE, EgressGroup
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec

@@ -20,7 +20,8 @@ from manager.host.network_shares import BATCH, CRITICAL, HANDLE, OTHERS, WHOLE, 
 from manager.host.registry import HostPaths
 from manager.host.traffic_control import HtbClass, TrafficControl
 from manager.model.finding import FindingStatus
-from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.network import ANOTHER, INCOMPLETE, NO_RATE, EgressGroup
 from tests.host.conftest import REAL
 from tests.host.uplink_wire import BATCH_ADDRESS, CRITICAL_ADDRESS, Wire, lacks, run, slow_wire

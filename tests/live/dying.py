@@ -12,7 +12,8 @@ import sys
 from manager.cli import main
 from manager.host.kernel_host import KernelHost
 from manager.model.host import VmInstance
-from manager.model.knobs import KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import KnobKey
 
 
 def arm(moment: str, knob: str) -> None:

@@ -13,7 +13,8 @@ from manager.loop.link import ManagerLink, Report
 from manager.loop.observer import Clock, LoopSettings
 from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop, TickResult
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from manager.protocol.client import ManagerClient

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 
 from manager.loop.tick import TickResult
 from manager.model.decision import Owned
-from manager.model.knobs import (
-    BATCH_GROUPS,
-    HOST_UUID,
-    IDLE_CLASSES,
-    PARTLY,
-    SCHEDULINGS,
-    Knob,
-    KnobKey,
-    KnobValue,
-    knob_text,
-)
+from manager.model.knob_spec import KnobValue
+from manager.model.knob_text import knob_text
+from manager.model.knobs import BATCH_GROUPS, HOST_UUID, IDLE_CLASSES, PARTLY, SCHEDULINGS, Knob, KnobKey
 from manager.model.records import OutcomeKind
 from manager.model.warp import EJECTED
 from tests.loop.stage import Stage, is_pin

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision
 from manager.model.host import CPU_SHARES_V1, Quota, WeightScale
-from manager.model.knobs import HOST_UUID, PINS, SCHEDULINGS, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, PINS, SCHEDULINGS, Knob, KnobKey
 from manager.model.law import Law
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from manager.model.resource_use import ResourceUse, VmResources

@@ -11,7 +11,8 @@ import pytest
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import CpusGoal, Decision, QuotaGoal, ResourceControl, ResourceGoal, Snapshot
-from manager.model.knobs import UNLIMITED, Control, Knob, KnobKey
+from manager.model.knob_spec import Control
+from manager.model.knobs import UNLIMITED, Knob, KnobKey
 from manager.model.limits import EVERYTHING, AgentLimits
 from manager.model.registration import Mode
 from manager.model.rules import DiskRules

@@ -15,6 +15,7 @@ from manager.loop.journal import Journal
 from manager.model.knobs import Knob
 from tests.fakes.host import FakeHost
 from tests.loop.custody import Moment, left_behind, misconduct, strayed, violated, violations
+from tests.loop.resource_scenarios import RESOURCE_SCENARIOS
 from tests.loop.scenarios import SCENARIOS
 from tests.loop.stage import Scenario
 from tests.loop.walk import (
@@ -37,7 +38,8 @@ RECOVERY = 2
 ONLY_ONCE = frozenset({Kind.ENDS, Kind.EIO_AFTER, Kind.ENOENT_AFTER, Kind.FULL_AMIDST, Kind.STALE})
 """Faults that are no different, or hardly, when they last."""
 
-each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
+HISTORIES = (*SCENARIOS, *RESOURCE_SCENARIOS)
+each_scenario = pytest.mark.parametrize("scenario", HISTORIES, ids=[one.name for one in HISTORIES])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,7 +159,7 @@ def sweep(scenario: Scenario, tmp_path: Path) -> Sweep:
 def test_the_scenarios_use_everything(tmp_path: Path) -> None:
     calms = [
         Sweep(scenario, tmp_path / scenario.name).calm
-        for scenario in SCENARIOS
+        for scenario in HISTORIES
         if not (tmp_path / scenario.name).mkdir()
     ]
     knobs = set(Knob) - {Knob.CACHE_GROUP, Knob.CACHE_WAYS}  # test_cache_kills and test_cache_decided_faults walk those

@@ -14,7 +14,8 @@ from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import Decision, IdleGoal, WeightGoal
 from manager.model.host import CPU_WEIGHT_V2, Quota
-from manager.model.knobs import UNLIMITED, Control, Knob, KnobKey
+from manager.model.knob_spec import Control
+from manager.model.knobs import UNLIMITED, Knob, KnobKey
 from manager.model.law import Law
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind, Severity

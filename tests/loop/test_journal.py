@@ -20,7 +20,8 @@ from manager.errors import JournalError
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Owned
 from manager.model.host import VmInstance
-from manager.model.knobs import Family, Knob, KnobKey, KnobValue, Number
+from manager.model.knob_spec import Family, KnobValue, Number
+from manager.model.knobs import Knob, KnobKey
 from tests.loop.disk import small_disk
 
 TOP = Path(__file__).parents[2]

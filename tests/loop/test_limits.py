@@ -14,7 +14,8 @@ from manager.loop.journal import Journal
 from manager.loop.status import tick_status
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Action, Change
-from manager.model.knobs import HOST_UUID, Control, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import Control, KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, RISKY, AgentLimits
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmClass, VmSpec

@@ -10,7 +10,8 @@ import pytest
 from manager.control.diff import HostValues, diff
 from manager.loop.tick import TickResult
 from manager.model.decision import Action, Goal, Owned, Plan
-from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind
 from manager.model.registration import Mode

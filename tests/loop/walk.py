@@ -27,7 +27,8 @@ from manager.loop.planner import Planned
 from manager.loop.tick import ControlLoop, TickResult, _values
 from manager.model.decision import Decision, Goal, Memory, Snapshot
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
+from manager.model.knob_spec import Family, KnobValue
+from manager.model.knobs import HOST_UUID, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain

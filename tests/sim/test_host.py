@@ -10,7 +10,8 @@ from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.loop.observer import rates, read_host
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.sim.scenario import BatchSpec, Fault, FaultKind
 from manager.sim.sim_host import SimHost
 from manager.sim.world import World

@@ -27,7 +27,8 @@ from manager.model.decision import (
     WarpGoal,
     WaysGoal,
 )
-from manager.model.knobs import Control, Knob, KnobKey
+from manager.model.knob_spec import Control
+from manager.model.knobs import Knob, KnobKey
 from manager.model.law import Law
 from manager.model.limits import EVERYTHING, AgentLimits
 from manager.model.registration import Application, Mode, Tier, VmClass

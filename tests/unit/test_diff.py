@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from manager.control.diff import HostValues, _Diff
 from manager.control.diff import diff as diff_found
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
 
 KEY = KnobKey("u", Knob.WEIGHT)

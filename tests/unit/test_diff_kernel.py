@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from manager.control.diff import HostValues, diff
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
 
 IDLE, WEIGHT = KnobKey("u", Knob.IDLE), KnobKey("u", Knob.WEIGHT)

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from manager.cli import main, status_commands
 from manager.control.story import StoryChange, sentence
-from manager.model.knobs import Knob, knob_name
+from manager.model.knob_text import knob_name
+from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind
 from manager.protocol.client import ManagerClient
 from tests.fakes.host import FakeHost

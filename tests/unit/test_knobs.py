@@ -15,23 +15,9 @@ from manager.host.registry import HostPaths
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Action, Goal, Owned, Plan
 from manager.model.host import VmInstance
-from manager.model.knobs import (
-    HOST_UUID,
-    KNOBS,
-    Control,
-    Cpus,
-    Family,
-    Knob,
-    KnobKey,
-    KnobValue,
-    Number,
-    Scope,
-    knob_name,
-    knob_text,
-    knob_value,
-    of_family,
-    settings_shown,
-)
+from manager.model.knob_spec import Control, Cpus, Family, KnobValue, Number, Scope
+from manager.model.knob_text import knob_name, knob_text, knob_value, settings_shown
+from manager.model.knobs import HOST_UUID, KNOBS, Knob, KnobKey, of_family
 from manager.model.limits import EVERYTHING, AgentLimits
 from manager.model.records import OutcomeKind
 from manager.model.registration import Mode

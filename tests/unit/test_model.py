@@ -13,7 +13,8 @@ from manager.model import decision, histogram, host, records, registration, wind
 from manager.model.cpus import MAX_CPU
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VcpuState, VmInstance, VmState, WeightScale
-from manager.model.knobs import Knob, KnobKey, knob_text, knob_value
+from manager.model.knob_text import knob_text, knob_value
+from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Application, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.window import Window
 from tests.unit.build import view

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from manager.model.knobs import Knob, knob_name
+from manager.model.knob_text import knob_name
+from manager.model.knobs import Knob
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, record, report, status, tick
 from tests.web.desk import Browser, Desk, Page

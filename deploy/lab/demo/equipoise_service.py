@@ -16,7 +16,8 @@ from typing import Any
 from deploy.lab.commands import LabError, last_lines
 from deploy.lab.demo.scene import Scene, Service
 from manager.errors import ManagerUnavailable
-from manager.model.knobs import Knob, knob_name, value_shown
+from manager.model.knob_text import knob_name, value_shown
+from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind
 from manager.model.warp import WarpUse
 from manager.protocol.client import ManagerClient

@@ -9,7 +9,8 @@ from manager.host.doctor.check import CheckResult, Subject, ignored, missing, wo
 from manager.host.files import names_in
 from manager.host.power_knobs import PowerKnobs
 from manager.model.cpus import format_cpus
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.power import ANOTHER_GOVERNOR
 
 _WITHOUT_PM = "use a kernel with CONFIG_PM, on hardware"

@@ -13,7 +13,8 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.registry import HostPaths
-from manager.model.knobs import DISK_WEIGHTS, UNLIMITED, Family, Knob, KnobKey
+from manager.model.knob_spec import Family
+from manager.model.knobs import DISK_WEIGHTS, UNLIMITED, Knob, KnobKey
 from manager.model.resource_use import Weighing
 from manager.model.rules import DiskRules
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Vm, open_host, scope_name, start_process

@@ -15,7 +15,8 @@ from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import VmInstance
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec

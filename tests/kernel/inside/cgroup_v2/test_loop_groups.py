@@ -12,7 +12,8 @@ import pytest
 
 from manager.host.kernel_host import KernelHost
 from manager.model.host import VmInstance
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import Knob, KnobKey
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Place, Vm, scope_name, try_write
