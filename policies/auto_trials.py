@@ -29,7 +29,7 @@ from policies.auto_steps import (
     StepTakenBack,
     StepTrial,
 )
-from policies.auto_verdict import compare
+from policies.auto_verdict import FEWEST, compare, since_last_change
 
 BEFORE_SAMPLES = 6
 """So many samples there are before a step at least, with weights, room and steps as they are."""
@@ -135,11 +135,19 @@ def _noted(memory: StepsMemory, moment: StepsMoment) -> StepsMemory:
         return memory
     most = 0 if memory.trial else MOST_SAMPLES
     rates_rps = {name: moment.rates_rps[name] for name in moment.samples if name in moment.rates_rps}
-    return replace(
+    noted = replace(
         memory,
         samples=_with_newest(memory.samples, moment.samples, most),
         rates_rps=_with_newest(memory.rates_rps, rates_rps, most),
     )
+    return noted if memory.trial or not moment.samples else _since_last_change(noted)
+
+
+def _since_last_change(memory: StepsMemory) -> StepsMemory:
+    """Without samples of another state: those of before a cause began would make it the step's harm."""
+    samples = {name: since_last_change(values) for name, values in memory.samples.items()}
+    rates_rps = {name: values[-len(samples[name]) :] for name, values in memory.rates_rps.items()}
+    return replace(memory, samples=samples, rates_rps=rates_rps)
 
 
 def _with_newest(samples: Samples, newest: Mapping[str, float], most: int) -> Samples:
@@ -148,9 +156,13 @@ def _with_newest(samples: Samples, newest: Mapping[str, float], most: int) -> Sa
 
 
 def is_firm(memory: StepsMemory, application: str) -> bool:
-    """Whether its SLA stayed violated or at risk, by as many samples as a trial needs of before."""
+    """Whether its SLA stayed violated or at risk, by as many samples as a trial needs of before.
+
+    The newest ones are all at risk: by fewer, a cause that begins is not told from chance (``since_last_change``).
+    """
     samples = memory.samples.get(application, ())
-    return len(samples) >= BEFORE_SAMPLES and fmean(samples) > math.log(AT_RISK) and samples[-1] > math.log(AT_RISK)
+    enough = len(samples) >= BEFORE_SAMPLES and fmean(samples) > math.log(AT_RISK)
+    return enough and min(samples[-FEWEST:]) > math.log(AT_RISK)
 
 
 def _has_budget(memory: StepsMemory, moment: StepsMoment) -> bool:

@@ -28,6 +28,8 @@ LEAST_SPREAD = 0.05
 FUTILE = 5.0
 FEWEST = 3
 """Of fewer samples on either side nothing is concluded."""
+CHANGED = 100.0
+"""The newest samples are of another state than those before where that is so many times as likely as one state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,15 @@ def compare(before: Sequence[float], under: Sequence[float]) -> Compared | None:
     change, effect2 = means[1] - means[0], PRIOR_EFFECT**2
     both2 = chance2 + effect2
     return Compared(change, (math.log(chance2 / both2) + change**2 * effect2 / (chance2 * both2)) / 2)
+
+
+def since_last_change(samples: Sequence[float]) -> tuple[float, ...]:
+    """The newest FEWEST, or twice as many, if they are clearly of another state than all before; else all.
+
+    To be called with each new sample: what was before a change says nothing of now.
+    """
+    for count in (FEWEST, 2 * FEWEST):
+        compared = compare(samples[:-count], samples[-count:])
+        if compared is not None and compared.log_factor >= math.log(CHANGED):
+            return tuple(samples[-count:])
+    return tuple(samples)

@@ -186,6 +186,22 @@ def test_less_load_is_not_taken_for_an_effect() -> None:
     assert climb.memory.taken_back[-1].end is StepEnd.NO_EFFECT
 
 
+def test_what_was_before_a_cause_began_is_not_compared_with() -> None:
+    """It began suddenly for both; its step halves what it costs, which is more than before it began."""
+    random, began_s = Random(11), 1000.0 + 12 * TICK_S
+
+    def miss(now_s: float, memory: StepsMemory) -> Mapping[str, float]:
+        rise = (1.2 if QUOTA.step in memory.steps else 2.4) if now_s >= began_s else 0.0
+        return {"shop": random.gauss(rise - 1.0, 0.15), "mail": random.gauss(rise - 1.2, 0.15)}
+
+    climb = Climb(miss, candidates=(QUOTA,))
+    climb.run(12 * TICK_S + 300)
+    assert climb.memory.taken_back == ()
+    [kept] = climb.memory.in_force
+    assert kept.since_s - began_s <= BEFORE_SAMPLES * TICK_S + SETTLE_S + 30
+    assert kept.brought == pytest.approx(1.2, abs=0.2), "of what the cause costs"
+
+
 def test_weights_that_must_change_end_a_trial_without_a_verdict() -> None:
     climb = Climb(helped_by(QUOTA.step))
     while climb.memory.trial is None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.auto_verdict import CHANCE, FEWEST, HARM_CHANCE, compare
+from policies.auto_verdict import CHANCE, FEWEST, HARM_CHANCE, compare, since_last_change
 
 SERIES = 400
 MOST = 24
@@ -58,6 +58,24 @@ def test_where_nothing_changes_that_is_seen_to_be_futile() -> None:
     assert better is not None
     assert better.promising
     assert not better.futile
+
+
+@pytest.mark.parametrize("calm", [3, 6, 9])
+@pytest.mark.parametrize("rise", [1.5, -1.5])
+def test_samples_of_another_state_are_left_out_once_three_of_the_new_one_are_there(calm: int, rise: float) -> None:
+    random = Random(f"{calm}/{rise}")
+    before, since = [
+        [random.gauss(mean, 0.2) for _ in range(count)] for mean, count in ((-0.8, calm), (-0.8 + rise, 3))
+    ]
+    assert since_last_change([*before, *since[:2]]) == (*before, *since[:2])
+    assert since_last_change([*before, *since]) == tuple(since)
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.3, 1.0])
+def test_one_state_is_seldom_taken_for_two(spread: float) -> None:
+    random = Random(f"one state/{spread}")
+    series = [[random.gauss(0, spread) for _ in range(12)] for _ in range(SERIES)]
+    assert sum(len(since_last_change(values)) < 12 for values in series) <= 0.03 * SERIES
 
 
 samples = st.lists(st.floats(-5, 5), min_size=FEWEST, max_size=30)
