@@ -51,7 +51,7 @@ KINDS: Mapping[str, EditedKind] = {
     for kind in (
         EditedKind("vms", "VM", VmIn, _SELDOM_OF_VMS),
         EditedKind("applications", "application", ApplicationIn, frozenset({"cache"})),
-        EditedKind("hosts", "host", HostIn, frozenset({"law", "placement", "memory", "disk", "network"})),
+        EditedKind("hosts", "host", HostIn, frozenset({"law", "placement", "memory", "disk", "network", "costs"})),
     )
 }
 ANY_KIND = f"<any({', '.join(KINDS)}):kind>"

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from manager.cli.costs_command import costs
 from manager.cli.machine import loop_settings
 from manager.cli.options import (
     CLIENT_SETTINGS,
@@ -148,7 +149,10 @@ def adopt(settings: Settings, host: str, vm: str) -> None:
 
 @click.group(cls=ManPageGroup)
 def host() -> None:
-    """Manage the agents of hosts."""
+    """Manage hosts: which agent serves one, and what it costs."""
+
+
+host.add_command(costs)
 
 
 @host.command(epilog=_REPLACE_EPILOG)

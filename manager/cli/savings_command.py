@@ -11,18 +11,11 @@ from typing import Any
 
 import click
 
+from manager.cli.cost_options import cost_options, costs_of, given_costs
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
 from manager.cli.times import time_s
-from manager.control.savings import (
-    COST_RANGES,
-    STUDY_COSTS,
-    CostModel,
-    HostUse,
-    Savings,
-    model_of,
-    saved_by,
-    use_of_history,
-)
+from manager.control.savings import CostedUse, HostUse, Savings, model_of, saved_by, use_of_history
+from manager.model.costs import HostCosts
 from manager.model.fields import timestamp
 from manager.model.units import percent
 from manager.protocol.client import ManagerClient
@@ -39,16 +32,19 @@ WHAT IT DOES
 
   The costs are a model, not measured: a server's price, and electricity over its life, burdened with that of power
   delivery and cooling (Leverich and Kozyrakis, EuroSys 2014, table 2, whose constants are the defaults); its power
-  grows linearly with CPU use. GAIN is the throughput per dollar of ownership over that of separate servers. Batch
-  work counts by CPU time: work that batch VMs lost in shared caches is not seen in it. Energy is by the same model.
+  grows linearly with CPU use. Each host counts by its own costs (`equipoise host costs`); a cost that is given as an
+  option counts for all of them, in this report alone. GAIN is the throughput per dollar of ownership over that of
+  separate servers. Batch work counts by CPU time: work that batch VMs lost in shared caches is not seen in it. Energy
+  is by the same model.
 
 TIME
   How long ago, such as 12h or 7d, or an RFC 3339 time such as 2026-01-31T14:00:00Z.
 
 OUTPUT
-  A line per host, and one of all hosts. With --json an object with model, since, until, hosts and fleet; with --csv the
-  lines as CSV: host, hours, utilisation, critical (fractions of the CPU time), saved_servers, gain (a fraction),
-  together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh. Exit status 1 if nothing was measured.
+  A line per host, and one of all hosts. With --json an object with since, until, hosts (each with its costs) and
+  fleet; with --csv the lines as CSV: host, hours, utilisation, critical (fractions of the CPU time), saved_servers,
+  gain (a fraction), together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh. Exit status 1 if
+  nothing was measured.
 
 EXAMPLES
   equipoise savings
@@ -70,41 +66,7 @@ class SavedPart:
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="Only this host; may be repeated. [default: all]")
 @click.option("--since", default="30d", show_default=True, metavar="TIME", help="Begin here.")
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
-@click.option(
-    "--server-usd",
-    type=click.FloatRange(*COST_RANGES["server_usd"]),
-    default=STUDY_COSTS["server_usd"],
-    show_default=True,
-    help="Price of a server.",
-)
-@click.option(
-    "--years",
-    type=click.FloatRange(*COST_RANGES["years"]),
-    default=STUDY_COSTS["years"],
-    show_default=True,
-    help="It serves so long.",
-)
-@click.option(
-    "--usd-per-kwh",
-    type=click.FloatRange(*COST_RANGES["usd_per_kwh"]),
-    default=STUDY_COSTS["usd_per_kwh"],
-    show_default=True,
-    help="Price of electricity.",
-)
-@click.option(
-    "--peak-watts",
-    type=click.FloatRange(*COST_RANGES["peak_watts"]),
-    default=STUDY_COSTS["peak_watts"],
-    show_default=True,
-    help="Its power when all CPUs are used.",
-)
-@click.option(
-    "--idle-percent",
-    type=click.FloatRange(*COST_RANGES["idle_percent"]),
-    default=STUDY_COSTS["idle_percent"],
-    show_default=True,
-    help="Of that, its power when idle.",
-)
+@cost_options("each host's, see `equipoise host costs`")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
 def savings(
@@ -114,7 +76,7 @@ def savings(
     until: str,
     as_csv: bool,
     as_json: bool,
-    **costs: float,
+    **costs: float | None,
 ) -> None:
     """Show what sharing hosts saved: servers, cost and energy, by a model."""
     if as_csv and as_json:
@@ -123,17 +85,17 @@ def savings(
     since_s, until_s = time_s("--since", since, now_s), time_s("--until", until, now_s) if until else now_s
     if since_s >= until_s:
         raise click.UsageError("--since is not before --until")
-    model = model_of(costs)
-    client = connect(settings)
+    given, client = given_costs(costs), connect(settings)
     query = {"since": timestamp(max(since_s, 0.0)).isoformat(), "until": timestamp(until_s).isoformat()}
-    names = hosts or [host["name"] for host in client.items("/hosts")]
-    with progress("hosts", len(names)) as bar:
+    known = [client.get(f"/hosts/{name}") for name in hosts] or client.items("/hosts")
+    costs_by_host = {host["name"]: costs_of(host, given) for host in known}
+    with progress("hosts", len(costs_by_host)) as bar:
         uses = []
-        for name in names:
-            uses.append(use_of(client, name, query))
+        for name, of_host in costs_by_host.items():
+            uses.append(CostedUse(use_of(client, name, query), model_of(of_host)))
             bar.advance()
-    parts = [SavedPart(use.host, saved) for use in uses if (saved := saved_by([use], model)) is not None]
-    fleet = saved_by(uses, model)
+    parts = [SavedPart(host.use.host, saved) for host in uses if (saved := saved_by([host])) is not None]
+    fleet = saved_by(uses)
     if fleet is None:
         raise Failure("no CPU use was measured in that time: choose another with --since")
     lines = [*parts, SavedPart(_FLEET, fleet)] if len(parts) > 1 else parts
@@ -141,8 +103,9 @@ def savings(
         for line in _csv(lines).splitlines():
             say(line)
         return
-    body = {"model": asdict(model), **query, "hosts": [_row(part) for part in parts], "fleet": asdict(fleet)}
-    output(as_json, body, _table(lines), *_remarks(fleet, model))
+    rows = [{**_row(part), "costs": asdict(costs_by_host[part.name])} for part in parts]
+    body = {**query, "hosts": rows, "fleet": asdict(fleet)}
+    output(as_json, body, _table(lines), *_remarks(fleet, {part.name: costs_by_host[part.name] for part in parts}))
 
 
 def use_of(client: ManagerClient, host: str, query: Mapping[str, str]) -> HostUse:
@@ -181,9 +144,14 @@ def _table(parts: Sequence[SavedPart]) -> Table:
     return table
 
 
-def _remarks(fleet: Savings, model: CostModel) -> Iterator[str]:
-    power = f"{1000 * model.peak_kw:g} W when full, {percent(model.idle_part)} of it when idle"
-    yield f"A server: ${model.server_usd:,.0f} over {model.years:g} years, {power}, ${model.usd_per_kwh:g} per kWh."
+def _remarks(fleet: Savings, costs: Mapping[str, HostCosts]) -> Iterator[str]:
+    """What servers cost, the hosts with the same costs together, and what that makes of the work of batch VMs."""
+    for of_hosts in dict.fromkeys(costs.values()):
+        names = [name for name, of_host in costs.items() if of_host == of_hosts]
+        which = "A server" if len(names) == len(costs) else f"{', '.join(names)}: a server"
+        power = f"{of_hosts.peak_watts:g} W when full, {percent(of_hosts.idle_part)} of it when idle"
+        price = f"${of_hosts.server_usd:,.0f} over {of_hosts.years:g} years"
+        yield f"{which}: {price}, {power}, ${of_hosts.usd_per_kwh:g} per kWh."
     saved_usd = fleet.apart_usd_per_year - fleet.together_usd_per_year
     yield f"Batch VMs did the work of {fleet.saved_servers:.2f} servers: ${saved_usd:,.0f} a year less than apart."
     yield "Costs and energy are calculated from CPU use, not measured."

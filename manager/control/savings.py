@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from manager.model.costs import HostCosts
+
 HOURS_PER_YEAR = 24 * 365
 
 
@@ -46,32 +48,17 @@ class CostModel:
         return self.server_usd + self.burden * self.usd_per_kwh * energy_kwh
 
 
-COST_RANGES: Mapping[str, tuple[float, float]] = {
-    "server_usd": (0, 1e7),
-    "years": (0.1, 20),
-    "usd_per_kwh": (0, 100),
-    "peak_watts": (1, 1e5),
-    "idle_percent": (0, 100),
-}
-"""Least and largest value of each cost, as people give them."""
-_STUDY = CostModel()
-STUDY_COSTS: Mapping[str, float] = {
-    "server_usd": _STUDY.server_usd,
-    "years": _STUDY.years,
-    "usd_per_kwh": _STUDY.usd_per_kwh,
-    "peak_watts": 1000 * _STUDY.peak_kw,
-    "idle_percent": 100 * _STUDY.idle_part,
-}
-
-
-def model_of(costs: Mapping[str, float]) -> CostModel:
-    """The model with these costs, all of ``COST_RANGES``."""
+def model_of(costs: HostCosts) -> CostModel:
+    """The model with the costs of a host."""
     return CostModel(
-        server_usd=costs["server_usd"],
-        years=costs["years"],
-        usd_per_kwh=costs["usd_per_kwh"],
-        peak_kw=costs["peak_watts"] / 1000,
-        idle_part=costs["idle_percent"] / 100,
+        server_usd=costs.server_usd,
+        years=costs.years,
+        usd_per_kwh=costs.usd_per_kwh,
+        peak_kw=costs.peak_watts / 1000,
+        idle_part=costs.idle_part,
+        k1=costs.delivery_factor,
+        l1=costs.cooling_factor,
+        k2=costs.cooling_capital_factor,
     )
 
 
@@ -123,30 +110,64 @@ class Savings:
     hours: float
 
 
-def saved_by(uses: Sequence[HostUse], model: CostModel) -> Savings | None:
-    """What these hosts save together; None: nothing was measured.
+@dataclass(frozen=True, slots=True)
+class CostedUse:
+    """How a host was used, and the model with its own costs."""
 
-    Apart, each host would serve its critical VMs alone, and full servers would do the work of all batch VMs.
+    use: HostUse
+    model: CostModel
+
+    @property
+    def shared_usd_per_year(self) -> float:
+        """Cost of the host as it is used."""
+        return self.model.tco_usd(self.use.total) / self.model.years
+
+    @property
+    def apart_usd_per_year(self) -> float:
+        """Of a server like it without batch VMs, and of the part of a full one that does the work of these."""
+        critical_usd = self.model.tco_usd(self.use.total - self.use.batch)
+        return (critical_usd + self.use.batch * self.model.tco_usd(1.0)) / self.model.years
+
+
+def saved_by(hosts: Sequence[CostedUse]) -> Savings | None:
+    """What these hosts save together, each by its own costs; None: nothing was measured.
+
+    Apart, each host would serve its critical VMs alone, and full servers like it would do the work of its batch VMs.
     """
-    measured = [use for use in uses if use.hours > 0]
+    measured = [host for host in hosts if host.use.hours > 0]
     if not measured:
         return None
-    servers, batch = len(measured), sum(use.batch for use in measured)
-    together_usd = sum(model.tco_usd(use.total) for use in measured)
-    apart_usd = sum(model.tco_usd(use.total - use.batch) for use in measured) + batch * model.tco_usd(1.0)
-    energy_kwh = sum(model.power_kw(use.total) * use.hours for use in measured)
-    alone_kwh = sum(model.power_kw(use.total - use.batch) * use.hours for use in measured)
-    elsewhere_kwh = sum(use.batch * model.power_kw(1.0) * use.hours for use in measured)
+    servers, batch = len(measured), sum(host.use.batch for host in measured)
+    together_usd = sum(host.shared_usd_per_year for host in measured)
+    apart_usd = sum(host.apart_usd_per_year for host in measured)
+    energies = [_energy(host.use, host.model) for host in measured]
     return Savings(
         servers=servers,
         saved_servers=batch,
-        utilisation=sum(use.total for use in measured) / servers,
-        critical=sum(use.critical for use in measured) / servers,
-        gain=apart_usd / together_usd - 1,
-        together_usd_per_year=together_usd / model.years,
-        apart_usd_per_year=apart_usd / model.years,
-        energy_kwh=energy_kwh,
-        batch_kwh=energy_kwh - alone_kwh,
-        saved_kwh=alone_kwh + elsewhere_kwh - energy_kwh,
-        hours=sum(use.hours for use in measured) / servers,
+        utilisation=sum(host.use.total for host in measured) / servers,
+        critical=sum(host.use.critical for host in measured) / servers,
+        gain=apart_usd / together_usd - 1 if together_usd else 0.0,
+        together_usd_per_year=together_usd,
+        apart_usd_per_year=apart_usd,
+        energy_kwh=sum(energy.used_kwh for energy in energies),
+        batch_kwh=sum(energy.batch_kwh for energy in energies),
+        saved_kwh=sum(energy.saved_kwh for energy in energies),
+        hours=sum(host.use.hours for host in measured) / servers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Energy:
+    """Of a host in its measured hours: used, of it by batch VMs, and saved by sharing."""
+
+    used_kwh: float
+    batch_kwh: float
+    saved_kwh: float
+
+
+def _energy(use: HostUse, model: CostModel) -> _Energy:
+    used_kw, alone_kw = model.power_kw(use.total), model.power_kw(use.total - use.batch)
+    elsewhere_kw = use.batch * model.power_kw(1.0)
+    return _Energy(
+        used_kw * use.hours, (used_kw - alone_kw) * use.hours, (alone_kw + elsewhere_kw - used_kw) * use.hours
     )

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from manager.model.cache import CachePart
+from manager.model.costs import HostCosts
 from manager.model.fields import CLOSED, WIRE, Count, DomainName, Name, Percentile, SomeCpus, Uuid, Weight
 from manager.model.job import BatchJob
 from manager.model.law import Law
@@ -252,6 +253,7 @@ class HostIn:
             " themselves"
         ),
     ] = MigrationUse.PROPOSE
+    costs: HostCosts = field(default_factory=HostCosts)
     __pydantic_config__: ClassVar = CLOSED
 
 

@@ -30,6 +30,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
+from manager.model.costs import HostCosts
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.fields import adapter_of, json_fields
 from manager.model.histogram import Histogram
@@ -217,6 +218,7 @@ class HostRow(Registered):
     disk: Mapped[DiskRules] = mapped_column(JsonOf(DiskRules, DiskRules()), nullable=True)
     network: Mapped[NetworkRules] = mapped_column(JsonOf(NetworkRules, NetworkRules()), nullable=True)
     migrate: Mapped[MigrationUse] = mapped_column(server_default="propose")
+    costs: Mapped[HostCosts] = mapped_column(JsonOf(HostCosts, HostCosts()), nullable=True)
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
     last_seen_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=False, server_default=false())

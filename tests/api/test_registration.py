@@ -84,7 +84,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         (
             {"colour": 1},
             "colour",
-            ["bandwidth_warning, batch_idle, cache, cache_mount, disk, law, memory, migrate, mode, network, pinning"],
+            ["bandwidth_warning, batch_idle, cache, cache_mount, costs, disk, law, memory, migrate, mode, network"],
         ),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
@@ -95,6 +95,9 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"placement": {"reserved_cpus": "3-1"}}, "placement.reserved_cpus", ["'3-1'", "ascending range"]),
         ({"memory": {"headroom": 0.01}}, "memory.headroom", ["0.01", "at least 0.02 and at most 1"]),
         ({"memory": {"most_protected": 1}}, "memory.most_protected", ["1", "at most 0.9"]),
+        ({"costs": {"years": 0}}, "costs.years", ["0", "at least 0.1 and at most 20"]),
+        ({"costs": {"server_usd": -1}}, "costs.server_usd", ["-1", "at least 0 and at most 10000000"]),
+        ({"costs": {"pue": 2}}, "costs.pue", ["known: cooling_capital_factor, cooling_factor"]),
         ({"network": {"batch_floor": 0.01}}, "network.batch_floor", ["0.01", "at least 0.05 and at most 1"]),
         (
             {"network": {"uplinks": [{"interface": "a b"}]}},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from manager.cli import main, savings_command
+from manager.cli import costs_command, main, savings_command
 from manager.control.savings import CostModel
 from manager.protocol.client import ManagerClient
 from tests.api.conftest import HOST, Api, report, status, tick_of
@@ -40,13 +40,13 @@ def api(sqlite_api: Api) -> Api:
 
 @pytest.fixture
 def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(
-        savings_command, "connect", lambda _settings: ManagerClient("http://manager", "", InProcess(api))
-    )
+    for command in (savings_command, costs_command):
+        monkeypatch.setattr(command, "connect", lambda _settings: ManagerClient("http://manager", "", InProcess(api)))
     monkeypatch.setattr(savings_command.time, "time", api.clock)
 
     def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(main, ["savings", "--since", "1h", *arguments])
+        command = () if arguments[:1] == ("host",) else ("savings", "--since", "1h")
+        return CliRunner().invoke(main, [*command, *arguments])
 
     return invoke
 
@@ -83,7 +83,33 @@ def test_csv(run: Any) -> None:
 def test_prices_of_ones_own(run: Any) -> None:
     body = json.loads(run("--json", "--host", HOST, "--server-usd", "0", "--idle-percent", "0").stdout)
     assert body["fleet"]["gain"] == pytest.approx(0, abs=1e-9), "power that grows with use alone saves nothing"
-    assert body["model"]["server_usd"] == 0
+    assert body["hosts"][0]["costs"]["server_usd"] == 0
+
+
+def test_each_host_counts_by_its_own_costs(run: Any) -> None:
+    assert run("host", "costs", HOST, "--server-usd", "6500", "--peak-watts", "550").exit_code == 0
+    body = json.loads(run("--json").stdout)
+    own, other = (host for host in body["hosts"])
+    model = CostModel(server_usd=6500, peak_kw=0.55)
+    assert own["together_usd_per_year"] == pytest.approx(model.tco_usd(0.95) / 3)
+    assert other["together_usd_per_year"] == pytest.approx(CostModel().tco_usd(0.475) / 3)
+    together_usd = own["together_usd_per_year"] + other["together_usd_per_year"]
+    assert body["fleet"]["together_usd_per_year"] == pytest.approx(together_usd)
+    text = " ".join(run().output.split())
+    assert f"{HOST}: a server: $6,500 over 3 years, 550 W when full" in text
+    assert "kvm2: a server: $2,000 over 3 years, 300 W when full" in text
+
+
+def test_costs_of_a_host_are_shown_set_and_reset(run: Any) -> None:
+    shown = json.loads(run("host", "costs", HOST, "--json").stdout)
+    assert (shown["server_usd"], shown["cooling_factor"]) == (2000, 0.8)
+    run("host", "costs", HOST, "--server-usd", "6500", "--years", "5")
+    run("host", "costs", HOST, "--cooling-factor", "0.2")
+    shown = json.loads(run("host", "costs", HOST, "--json").stdout)
+    assert (shown["server_usd"], shown["years"], shown["cooling_factor"]) == (6500, 5, 0.2), "the others stay"
+    shown = json.loads(run("host", "costs", HOST, "--reset", "--years", "4", "--json").stdout)
+    assert (shown["server_usd"], shown["years"], shown["cooling_factor"]) == (2000, 4, 0.8)
+    assert "server_usd" in run("host", "costs", HOST).output
 
 
 @pytest.mark.parametrize(
@@ -92,6 +118,9 @@ def test_prices_of_ones_own(run: Any) -> None:
         (("--host", "new"), 1, "no CPU use was measured in that time"),
         (("--host", "gone"), 1, "there is no host named 'gone'"),
         (("--years", "0"), 2, "0.1<=x<=20"),
+        (("--years", "nan"), 2, "0.1<=x<=20"),
+        (("host", "costs", HOST, "--idle-percent", "101"), 2, "0<=x<=100"),
+        (("host", "costs", "gone", "--years", "4"), 1, "there is no host named 'gone'"),
         (("--csv", "--json"), 2, "--csv does not go with --json"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import MetaData, Table, select
 
+from manager.model.costs import HostCosts
 from manager.model.fields import fields_of
 from manager.model.histogram import Histogram
 from manager.model.law import Law
@@ -60,6 +61,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "memory"): MemoryRules(),
     ("hosts", "disk"): DiskRules(),
     ("hosts", "network"): NetworkRules(),
+    ("hosts", "costs"): HostCosts(years=5.0),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
     ("hosts", "shares"): None,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.savings import CostModel, HostUse, saved_by
+from manager.control.savings import CostedUse, CostModel, HostUse, Savings, model_of, saved_by
+from manager.model.costs import HostCosts
 
 MODEL = CostModel()
 SHARES = st.floats(0, 1)
@@ -14,6 +15,10 @@ SHARES = st.floats(0, 1)
 
 def shared(critical: float, batch: float, other: float = 0.0, hours: float = 24.0, host: str = "kvm7") -> HostUse:
     return HostUse(host, critical, batch, other, hours)
+
+
+def saved(*uses: HostUse) -> Savings | None:
+    return saved_by([CostedUse(use, MODEL) for use in uses])
 
 
 def test_a_server_costs_what_the_study_says() -> None:
@@ -33,7 +38,7 @@ def test_the_gains_of_table_2(load: float, batch: float, gain: float) -> None:
 
 
 def test_a_host_that_is_filled() -> None:
-    found = saved_by([shared(0.1, 0.9)], MODEL)
+    found = saved(shared(0.1, 0.9))
     assert found is not None
     assert (found.servers, found.saved_servers, found.utilisation) == (1, 0.9, 1.0)
     assert found.gain == pytest.approx((MODEL.tco_usd(0.1) + 0.9 * MODEL.tco_usd(1)) / MODEL.tco_usd(1) - 1)
@@ -43,16 +48,16 @@ def test_a_host_that_is_filled() -> None:
 
 
 def test_hosts_that_were_not_measured_do_not_count() -> None:
-    assert saved_by([], MODEL) is None
-    assert saved_by([shared(0.1, 0.9, hours=0.0)], MODEL) is None
-    found = saved_by([shared(0.1, 0.9, hours=0.0), shared(0.2, 0.5)], MODEL)
-    assert found == saved_by([shared(0.2, 0.5)], MODEL)
+    assert saved() is None
+    assert saved(shared(0.1, 0.9, hours=0.0)) is None
+    found = saved(shared(0.1, 0.9, hours=0.0), shared(0.2, 0.5))
+    assert found == saved(shared(0.2, 0.5))
 
 
 @given(SHARES, SHARES, SHARES, st.floats(0.1, 1000))
 def test_sharing_never_costs_more(critical: float, batch: float, other: float, hours: float) -> None:
     critical, batch = critical * 0.5, batch * 0.3
-    found = saved_by([shared(critical, batch, other * 0.2, hours)], MODEL)
+    found = saved(shared(critical, batch, other * 0.2, hours))
     assert found is not None
     assert found.gain >= -1e-9
     assert found.apart_usd_per_year >= found.together_usd_per_year - 1e-6
@@ -60,10 +65,38 @@ def test_sharing_never_costs_more(critical: float, batch: float, other: float, h
     assert 0 <= found.batch_kwh <= found.energy_kwh
 
 
-@given(st.lists(st.tuples(SHARES, SHARES), min_size=1, max_size=10))
-def test_a_fleet_is_the_sum_of_its_hosts(shares: list[tuple[float, float]]) -> None:
-    uses = [shared(critical / 2, batch / 2, host=f"kvm{place}") for place, (critical, batch) in enumerate(shares)]
-    fleet, each = saved_by(uses, MODEL), [saved_by([use], MODEL) for use in uses]
+COSTS = st.builds(HostCosts, server_usd=st.floats(0, 1e5), years=st.floats(1, 10), peak_watts=st.floats(50, 2000))
+
+
+@given(st.lists(st.tuples(SHARES, SHARES, COSTS), min_size=1, max_size=10))
+def test_a_fleet_is_the_sum_of_its_hosts_each_by_its_own_costs(shares: list[tuple[float, float, HostCosts]]) -> None:
+    hosts = [
+        CostedUse(shared(critical / 2, batch / 2, host=f"kvm{place}"), model_of(costs))
+        for place, (critical, batch, costs) in enumerate(shares)
+    ]
+    fleet, each = saved_by(hosts), [one for host in hosts if (one := saved_by([host])) is not None]
     assert fleet is not None
-    assert fleet.together_usd_per_year == pytest.approx(sum(one.together_usd_per_year for one in each if one))
-    assert fleet.saved_kwh == pytest.approx(sum(one.saved_kwh for one in each if one), abs=1e-6)
+    for name in ("together_usd_per_year", "apart_usd_per_year", "energy_kwh", "batch_kwh", "saved_kwh"):
+        assert getattr(fleet, name) == pytest.approx(sum(getattr(one, name) for one in each), abs=1e-6), name
+    assert fleet.gain == pytest.approx(fleet.apart_usd_per_year / fleet.together_usd_per_year - 1)
+
+
+def test_hosts_that_serve_for_different_times_are_compared_by_the_year() -> None:
+    """Of two alike, one serves twice as long: what it costs a year is half its price, and its power."""
+    hosts = [CostedUse(shared(0.5, 0.0), CostModel(usd_per_kwh=0.0, years=years)) for years in (2.0, 4.0)]
+    found = saved_by(hosts)
+    assert found is not None
+    assert found.together_usd_per_year == pytest.approx(2000 / 2 + 2000 / 4)
+    assert found.gain == pytest.approx(0)
+
+
+def test_a_host_that_costs_nothing_gains_nothing() -> None:
+    found = saved_by([CostedUse(shared(0.1, 0.9), CostModel(server_usd=0.0, usd_per_kwh=0.0))])
+    assert found is not None
+    assert (found.gain, found.together_usd_per_year) == (0.0, 0.0)
+
+
+def test_the_costs_of_a_host_that_nobody_set_are_those_of_the_study() -> None:
+    assert model_of(HostCosts()) == MODEL
+    costs = HostCosts(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    assert model_of(costs) == CostModel(1.0, 2.0, 3.0, 0.004, 0.05, 6.0, 7.0, 8.0)

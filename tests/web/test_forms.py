@@ -272,7 +272,14 @@ def test_rows_inside_of_a_group_can_be_added_and_removed() -> None:
     after = {part.path: part for part in parts_of(HostIn, left, {}, replace(look, focus=focus))}
     for shown_groups in (groups, after):
         opened = {path: group.open for path, group in shown_groups.items() if isinstance(group, FieldGroup)}
-        assert opened == {"law": False, "placement": False, "memory": False, "disk": False, "network": True}
+        assert opened == {
+            "law": False,
+            "placement": False,
+            "memory": False,
+            "disk": False,
+            "network": True,
+            "costs": False,
+        }
     assert before["network"] == {"shares": True, "uplinks": [{"interface": "eth0"}]}
 
 

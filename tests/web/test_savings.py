@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from manager.control.savings import CostModel, HostUse, saved_by
+from manager.control.savings import CostedUse, CostModel, HostUse, saved_by
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, status, tick_of
 from tests.web.desk import Desk
@@ -35,7 +35,8 @@ def test_the_report_says_what_was_saved_and_that_it_is_a_model(used: Desk) -> No
     assert "Servers saved0.80" in text
     assert "Gained by batch VMs80 %" in text
     assert "calculated from CPU use by a model, not measured" in text
-    assert page.by_id("server_usd")["value"] == "2000"
+    assert page.by_id("server_usd")["value"] == "", "each host's own count"
+    assert "2000" in page.by_id("costs").text
     assert HOST in page.by_id("savings").text
     assert browser.get("/hosts").all("a", href="/savings")
 
@@ -43,10 +44,34 @@ def test_the_report_says_what_was_saved_and_that_it_is_a_model(used: Desk) -> No
 def test_the_file_counts_with_the_costs_of_the_url(used: Desk) -> None:
     source = used.browser(Role.VIEWER).get("/savings.csv?server_usd=6500&peak_watts=550").source
     [row] = csv.DictReader(io.StringIO(source))
-    expected = saved_by([HostUse(HOST, 0.1, 0.8, 0.05, 1.0)], CostModel(server_usd=6500, peak_kw=0.55))
+    expected = saved_by([CostedUse(HostUse(HOST, 0.1, 0.8, 0.05, 1.0), CostModel(server_usd=6500, peak_kw=0.55))])
     assert expected is not None
     assert float(row["gain"]) == pytest.approx(expected.gain, rel=0.01)
     assert (row["host"], float(row["saved_servers"])) == (HOST, pytest.approx(0.8, rel=0.01))
+
+
+def test_a_host_counts_by_its_own_costs_unless_others_are_filled_in(used: Desk) -> None:
+    used.api.ok("PATCH", f"/hosts/{HOST}", {"costs": {"server_usd": 6500, "peak_watts": 550}})
+    browser = used.browser(Role.VIEWER)
+    own, filled_in = (
+        next(csv.DictReader(io.StringIO(browser.get(f"/savings.csv{query}").source))) for query in ("", "?years=6")
+    )
+    assert float(own["together_usd_per_year"]) == pytest.approx(
+        CostModel(server_usd=6500, peak_kw=0.55).tco_usd(0.95) / 3, rel=0.01
+    )
+    assert float(filled_in["together_usd_per_year"]) == pytest.approx(
+        CostModel(server_usd=6500, peak_kw=0.55, years=6).tco_usd(0.95) / 6, rel=0.01
+    )
+    page = browser.get("/savings?years=6")
+    assert page.by_id("years")["value"] == "6"
+    assert "6500" in page.by_id("costs").text
+
+
+def test_an_operator_sets_costs_in_the_form_of_the_host(desk: Desk) -> None:
+    desk.api.ok("PUT", f"/hosts/{HOST}", {})
+    page = desk.browser(Role.OPERATOR).get(f"/registered/hosts/{HOST}")
+    assert page.by_id("f-costs-server_usd")["value"] == "2000"
+    assert "Price of the server ($)" in page.text
 
 
 def test_without_measurements_it_says_so(desk: Desk) -> None:

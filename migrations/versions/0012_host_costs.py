@@ -1,0 +1,23 @@
+"""What a host costs.
+
+Revision ID: 0012
+Revises: 0010
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0012"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("hosts", sa.Column("costs", sa.JSON(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("hosts", "costs")
