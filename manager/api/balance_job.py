@@ -42,7 +42,7 @@ from manager.sim.twin_move import predict_arriving, predict_leaving
 from manager.store.history import MeasuredPast
 from manager.store.jobs import Run
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.proposals import Proposal, busy_hosts, close_stale, past_migrations, propose
+from manager.store.proposals import Proposal, busy_hosts, past_migrations, propose
 from manager.store.source_rows import hosts_of
 from manager.store.vms import VmFilter, list_vms
 from manager.store.windows import latest_windows
@@ -112,18 +112,14 @@ class Balancer:
         self._looked: dict[str, datetime] = {}
 
     def look(self, run: Run) -> int:
-        """End what is stale, and propose at most one migration a host. Returns how many proposals changed.
+        """Propose at most one migration a host. Returns how many.
 
         Raises DatabaseUnavailable.
         """
         database, now = self._context.database, run.now
         with database.reading() as session:
-            stale = bool(busy_hosts(session))
             fleet = self._fleet(session, now)
         count = 0
-        if stale:
-            with database.registering() as session:
-                count = close_stale(session, now)
         for violation in sources_of(fleet.violations, fleet.hosts, fleet.busy):
             looked = self._looked.get(violation.host)
             if run.stopped():

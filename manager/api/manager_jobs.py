@@ -9,6 +9,7 @@ from manager.api.context import ManagerContext
 from manager.settings import Settings
 from manager.store.arrivals import Arrivals
 from manager.store.jobs import Job, Run
+from manager.store.proposals import busy_hosts, close_proposals
 from manager.store.retention import Cleanup, Keep, prune, prune_access
 from manager.store.rollups import RollUps
 from manager.store.silent_hosts import SilenceWatch
@@ -45,10 +46,18 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     def watch(run: Run) -> int:
         return silence.look(database, run.now, run.since)
 
+    def close_migrations(run: Run) -> int:
+        with database.reading() as session:
+            if not busy_hosts(session):
+                return 0
+        with database.writing() as session:
+            return close_proposals(session, run.now)
+
     return (
         Job("retention", _HOUR_S, retain),
         Job("rollups", _MINUTE_S, roll_up),
         Job("tick-rollups", _MINUTE_S, roll_up_ticks),
         Job("silent-hosts", context.slot_s, watch),
+        Job("migrations", context.slot_s, close_migrations),
         Job("balance", _MINUTE_S, balancer.look),
     )

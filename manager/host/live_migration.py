@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -50,8 +51,18 @@ class LiveMigration:
                 waited_s += self._look_s
                 if waited_s >= self._longest_s:
                     return self._abort(domain, ended)
-                if (copied := _copied(domain)) is not None:
+                if (copied := _copied(_stats(domain))) is not None:
                     on_copied(copied)
+
+    def follow(self, instance: VmInstance, on_copied: Callable[[float], None]) -> None:
+        """See ``MigrationPort``. Its time counts from its beginning."""
+        with self._domain(instance) as domain:
+            while (stats := _job(domain)) is not None:
+                if stats.get("time_elapsed", 0) >= 1000 * self._longest_s:
+                    _ask_to_abort(domain)
+                if (copied := _copied(stats)) is not None:
+                    on_copied(copied)
+                time.sleep(self._look_s)
 
     @contextmanager
     def _domain(self, instance: VmInstance) -> Iterator[libvirt.virDomain]:
@@ -71,21 +82,29 @@ class LiveMigration:
                 flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
             domain.migrateToURI3(uri, {}, flags)
         except libvirt.libvirtError as error:
-            kind = VmVanished if error.get_error_code() in _VANISHED else HostError
-            ended.set_exception(kind(f"libvirt: {error}"))
+            ended.set_exception(_failure(error))
         else:
             ended.set_result(None)
 
     def _abort(self, domain: libvirt.virDomain, ended: Future[None]) -> None:
         """End it, unless it ends well just now. Raises HostError."""
-        try:
-            domain.abortJob()
-        except libvirt.libvirtError as error:
-            log.warning("the migration of domain %s cannot be aborted: %s", domain.name(), error)
+        _ask_to_abort(domain)
         try:
             ended.result(_ABORT_S)
         except (TimeoutError, HostError) as error:
             raise HostError(f"it was aborted, as it was not over after {self._longest_s:.0f} s") from error
+
+
+def _failure(error: libvirt.libvirtError) -> HostError:
+    kind = VmVanished if error.get_error_code() in _VANISHED else HostError
+    return kind(f"libvirt: {error}")
+
+
+def _ask_to_abort(domain: libvirt.virDomain) -> None:
+    try:
+        domain.abortJob()
+    except libvirt.libvirtError as error:
+        log.warning("the migration of domain %s cannot be aborted: %s", domain.name(), error)
 
 
 def _looked_up(connection: libvirt.virConnect, instance: VmInstance) -> libvirt.virDomain:
@@ -95,12 +114,25 @@ def _looked_up(connection: libvirt.virConnect, instance: VmInstance) -> libvirt.
         raise VmVanished(f"libvirt: {error}") from error
 
 
-def _copied(domain: libvirt.virDomain) -> float | None:
-    """The part of its memory that was copied; None: not known now."""
+def _stats(domain: libvirt.virDomain) -> Mapping[str, int]:
+    """Of what libvirt does with it; empty: not known now."""
     try:
-        stats = domain.jobStats()
+        return dict(domain.jobStats())
     except libvirt.libvirtError as error:
         log.debug("how far the migration of domain %s is: %s", domain.name(), error)
-        return None
+        return {}
+
+
+def _job(domain: libvirt.virDomain) -> Mapping[str, int] | None:
+    """What libvirt does with it; None: nothing. Raises VmVanished, HostError."""
+    try:
+        stats = dict(domain.jobStats())
+    except libvirt.libvirtError as error:
+        raise _failure(error) from error
+    return stats if stats.get("type", libvirt.VIR_DOMAIN_JOB_NONE) != libvirt.VIR_DOMAIN_JOB_NONE else None
+
+
+def _copied(stats: Mapping[str, int]) -> float | None:
+    """The part of its memory that was copied; None: not known now."""
     total, left = stats.get("memory_total", 0), stats.get("memory_remaining", 0)
     return min(max(1 - left / total, 0.0), 1.0) if total else None

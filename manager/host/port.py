@@ -88,6 +88,12 @@ class MigrationPort(Protocol):
         Blocks for minutes. ``on_copied`` gets the part of its memory that was copied, now and then, from 0 to 1.
         """
 
+    def follow(self, instance: VmInstance, on_copied: Callable[[float], None]) -> None:
+        """Watch a migration that is under way, and return once there is none and the VM is still on this host.
+
+        Raises VmVanished where the VM has left it, HostError. Blocks, and calls ``on_copied``, as ``migrate`` does.
+        """
+
 
 class HostPort(Protocol):
     """A KVM host as the control loop sees it. No method blocks on libvirt."""

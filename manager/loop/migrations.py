@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from manager.errors import HostError
@@ -17,6 +18,7 @@ from manager.model.registration import Mode
 
 _REMEMBERED = 100
 _RESTARTED = "the agent was restarted meanwhile, and the VM is still on this host"
+_NOWHERE = "this host cannot migrate VMs"
 _GONE = "VM {vm} does not run on this host"
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """What an order came to; ``told``: the manager knows the end."""
+    """The result of an order so far; ``told``: the manager knows the end."""
 
     report: MigrationReport
     thread: threading.Thread | None = None
@@ -35,6 +37,10 @@ class _Attempt:
         """Report this from now on."""
         with self.lock:
             self.report = replace(self.report, state=state, copied=copied, detail=detail)
+
+    def copied(self, part: float) -> None:
+        """So much of the VM's memory was copied."""
+        self.set(MigrationState.RUNNING, part)
 
 
 class Migrations:
@@ -53,7 +59,7 @@ class Migrations:
             if order.number not in self._attempts:
                 self._begin(order)
         while len(self._attempts) > _REMEMBERED:
-            del self._attempts[min(self._attempts)]
+            self._attempts.pop(min(list(self._attempts)), None)
 
     def reports(self) -> list[MigrationReport]:
         """What the manager does not know yet."""
@@ -78,23 +84,26 @@ class Migrations:
                 attempt.thread.join(timeout_s)
 
     def _is_under_way(self) -> bool:
-        return any(attempt.report.state is MigrationState.RUNNING for attempt in self._attempts.values())
+        return any(attempt.report.state is MigrationState.RUNNING for attempt in list(self._attempts.values()))
 
     def _begin(self, order: MigrationOrder) -> None:
         instance = self._host.running().get(order.libvirt_uuid)
-        leaves = order.libvirt_uuid in self._host.migrating()
-        if order.begun and (leaves or instance is None):
-            return  # an agent before this one began it: libvirt goes on, and the VM's arrival says how it ended
+        under_way = order.begun or order.libvirt_uuid in self._host.migrating()
+        if order.begun and instance is None:
+            return  # it left here: the VM's arrival tells the manager how it ended
         attempt = _Attempt(MigrationReport(order.number, MigrationState.RUNNING))
         self._attempts[order.number] = attempt
-        refusal = self._refusal(order, instance)
+        refusal = "" if order.begun else self._refusal(order, instance)
         if refusal or instance is None or self._port is None:
-            log.warning("migration %d of VM %s to %s: %s", order.number, order.vm, order.to, refusal)
-            attempt.set(MigrationState.FAILED, detail=refusal)
+            log.warning("migration %d of VM %s to %s: %s", order.number, order.vm, order.to, refusal or _NOWHERE)
+            attempt.set(MigrationState.FAILED, detail=refusal or _NOWHERE)
             return
-        log.info("migration %d of VM %s to %s begins", order.number, order.vm, order.to)
+        log.info(
+            "migration %d of VM %s to %s %s", order.number, order.vm, order.to, "goes on" if under_way else "begins"
+        )
+        act = self._follow if under_way else self._carry_out
         attempt.thread = threading.Thread(
-            target=self._carry_out, args=(order, instance, self._port, attempt), name="migration", daemon=True
+            target=act, args=(order, instance, self._port, attempt), name="migration", daemon=True
         )
         attempt.thread.start()
 
@@ -105,20 +114,39 @@ class Migrations:
         if Control.MIGRATE not in self._limits.allowed:
             return f"{LIMITED}: {self._limits.how_to_allow(Control.MIGRATE)}"
         if self._port is None:
-            return "this host cannot migrate VMs"
-        if instance is None:
-            return _GONE.format(vm=order.vm)
-        return _RESTARTED if order.begun else ""
+            return _NOWHERE
+        return _GONE.format(vm=order.vm) if instance is None else ""
 
     def _carry_out(self, order: MigrationOrder, instance: VmInstance, port: MigrationPort, attempt: _Attempt) -> None:
+        with self._mistakes(order, attempt):
+            try:
+                port.migrate(instance, order.to, attempt.copied)
+            except HostError as error:
+                log.warning("migration %d of VM %s to %s failed: %s", order.number, order.vm, order.to, error)
+                attempt.set(MigrationState.FAILED, detail=str(error)[:2000])
+            else:
+                log.info("migration %d of VM %s to %s is done", order.number, order.vm, order.to)
+                attempt.set(MigrationState.DONE, 1.0)
+
+    def _follow(self, order: MigrationOrder, instance: VmInstance, port: MigrationPort, attempt: _Attempt) -> None:
+        """Watch what is under way already: an agent before this one began it."""
+        with self._mistakes(order, attempt):
+            try:
+                port.follow(instance, attempt.copied)
+            except HostError as error:  # it left here; or it is not known, and the order leads here again
+                log.info(
+                    "migration %d of VM %s to %s is not watched any more: %s", order.number, order.vm, order.to, error
+                )
+                self._attempts.pop(order.number, None)
+            else:
+                log.warning("migration %d of VM %s to %s: %s", order.number, order.vm, order.to, _RESTARTED)
+                attempt.set(MigrationState.FAILED, detail=_RESTARTED)
+
+    @contextmanager
+    def _mistakes(self, order: MigrationOrder, attempt: _Attempt) -> Iterator[None]:
+        """A mistake must not leave the manager in the belief that it goes on."""
         try:
-            port.migrate(instance, order.to, lambda copied: attempt.set(MigrationState.RUNNING, copied))
-        except HostError as error:
-            log.warning("migration %d of VM %s to %s failed: %s", order.number, order.vm, order.to, error)
-            attempt.set(MigrationState.FAILED, detail=str(error)[:2000])
-        except Exception as error:  # a mistake must not leave the manager in the belief that it goes on
+            yield
+        except Exception as error:
             log.exception("migration %d of VM %s to %s failed", order.number, order.vm, order.to)
             attempt.set(MigrationState.FAILED, detail=f"a mistake of the agent: {error!r}"[:2000])
-        else:
-            log.info("migration %d of VM %s to %s is done", order.number, order.vm, order.to)
-            attempt.set(MigrationState.DONE, 1.0)

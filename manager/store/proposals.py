@@ -27,7 +27,7 @@ from manager.model.registration import Mode
 from manager.store import audit
 from manager.store.database import lock_registrations
 from manager.store.event_records import Position, store_events
-from manager.store.host_models import ProposalRow
+from manager.store.host_models import DomainRow, ProposalRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
 from manager.store.registrations import find, touch
 from manager.store.silent_hosts import host_event
@@ -36,9 +36,10 @@ VALID = timedelta(minutes=30)
 """Nobody can approve a proposal that is older: what it was predicted from has changed."""
 UNBEGUN = timedelta(minutes=10)
 """A migration that is approved has begun, or goes on being reported, in this time; else it failed."""
+UNREPORTED = timedelta(seconds=5)
+"""After so long without a report, that the VM arrived counts: the agent's own word comes first, if it has one."""
 BY_SETTING = "the setting migrate"
 _BALANCE = audit.Actor(audit.LOCAL, "balance", "", "")
-_LATE = "no report on it came from the agent of {source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,28 +175,39 @@ def take_reports(session: Session, host: str, reports: Sequence[MigrationReport]
             row.state = MigrationState.RUNNING
         elif report.state is MigrationState.DONE:
             _done(session, row, now)
+        elif report.state is MigrationState.FAILED and _has_arrived(session, row):
+            _done(session, row, now)  # an agent that was restarted does not know what the one before it had begun
         elif report.state is MigrationState.FAILED:
             _failed(session, row, now, report.detail)
 
 
-def close_stale(session: Session, now: datetime) -> int:
-    """End proposals that nobody decided in time, and migrations of which no report comes. Returns how many.
+def close_proposals(session: Session, now: datetime) -> int:
+    """End migrations whose VM arrived, or of which no report comes, and proposals that nobody decided in time.
 
-    Call it in ``Database.registering``.
+    Returns how many. What agents are to do changes only where there is one. Call it first in a transaction.
     """
-    count = 0
-    for row in session.scalars(select(ProposalRow).where(ProposalRow.state.in_(OPEN))).all():
-        if row.state is MigrationState.PROPOSED:
-            if now - row.at > VALID:
-                row.state, row.ended_at = MigrationState.EXPIRED, now
-                count += 1
-        elif now - max(each for each in (row.reported_at, row.decided_at, row.at) if each) > UNBEGUN:
-            if row.begun_at is not None and _host_of(session, row.vm) == row.destination:
-                _done(session, row, now)
-            else:
-                _failed(session, row, now, _LATE.format(source=row.source))
-            count += 1
-    return count
+    rows = session.scalars(select(ProposalRow).where(ProposalRow.state.in_(OPEN)).order_by(ProposalRow.id)).all()
+    ends = [(row, end) for row in rows if (end := _end(session, row, now)) is not None]
+    if ends:
+        lock_registrations(session)
+    for row, end in ends:
+        if end is MigrationState.EXPIRED:
+            row.state, row.ended_at = end, now
+        elif end is MigrationState.DONE:
+            _done(session, row, now)
+        else:
+            _failed(session, row, now, _why_late(session, row))
+    return len(ends)
+
+
+def _end(session: Session, row: ProposalRow, now: datetime) -> MigrationState | None:
+    """How an open proposal ended without a report; None: it is not over."""
+    if row.state is MigrationState.PROPOSED:
+        return MigrationState.EXPIRED if now - row.at > VALID else None
+    silent = now - max(each for each in (row.reported_at, row.decided_at, row.at) if each)
+    if row.begun_at is not None and silent > UNREPORTED and _has_arrived(session, row):
+        return MigrationState.DONE
+    return MigrationState.FAILED if silent > UNBEGUN else None
 
 
 def past_migrations(session: Session, since: datetime) -> list[PastMigration]:
@@ -220,6 +232,39 @@ def busy_hosts(session: Session) -> frozenset[str]:
     columns = select(ProposalRow.source, ProposalRow.destination)
     rows = session.execute(columns.where(ProposalRow.state.in_(OPEN)))
     return frozenset(host for row in rows for host in row)
+
+
+def _has_arrived(session: Session, row: ProposalRow) -> bool:
+    """Whether the destination has the VM, and the source not any more.
+
+    An agent reports no VM that is registered for another host, but all domains.
+    """
+    host = _host_of(session, row.vm)
+    return host == row.destination or (host is None and _is_at_destination(session, row))
+
+
+def _is_at_destination(session: Session, row: ProposalRow) -> bool:
+    """Whether a domain of the VM runs there, or is about to."""
+    vm = find(session, VmRow, row.vm)
+    if vm is None:
+        return False
+    query = select(DomainRow.libvirt_uuid).join(HostRow, HostRow.id == DomainRow.host_id)
+    query = query.where(HostRow.name == row.destination)
+    if vm.libvirt_uuid is not None:
+        query = query.where(DomainRow.libvirt_uuid == vm.libvirt_uuid)
+    else:
+        query = query.where(DomainRow.libvirt_name == (vm.libvirt_name or vm.name))
+    return session.scalars(query).first() is not None
+
+
+def _why_late(session: Session, row: ProposalRow) -> str:
+    host = _host_of(session, row.vm)
+    if host not in {None, row.source}:
+        return f"{row.vm} runs on {host}"
+    if host is None and row.begun_at is not None:
+        return f"{row.vm} left {row.source}, and the agent of {row.destination} does not report it"
+    late = f"no report on it came from the agent of {row.source}"
+    return f"{late}, and {row.destination} has a domain of this VM" if _is_at_destination(session, row) else late
 
 
 def _done(session: Session, row: ProposalRow, now: datetime) -> None:

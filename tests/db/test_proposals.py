@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import select
@@ -13,14 +15,14 @@ from manager.model.migration import MigrationOrder, MigrationReport, MigrationSt
 from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
 from manager.store.access_models import AuditRow
 from manager.store.database import Database, registration_revision
-from manager.store.hosts import put_host, put_statuses
+from manager.store.hosts import put_host, put_statuses, replace_domains
 from manager.store.models import EventRow, HostRow
 from manager.store.proposals import (
     BY_SETTING,
     Proposal,
     approve,
     busy_hosts,
-    close_stale,
+    close_proposals,
     dismiss,
     get_proposal,
     list_proposals,
@@ -30,6 +32,7 @@ from manager.store.proposals import (
     take_reports,
 )
 from manager.store.registrations import get
+from manager.store.vm_claims import take_statuses
 from manager.store.vms import get_vm, put_vm
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -197,26 +200,79 @@ def test_a_host_has_one_migration_at_a_time(fleet: Database) -> None:
         approve(session, second, "ann", NOW)
 
 
+def close_after(database: Database, minutes: float) -> int:
+    with database.writing() as session:
+        return close_proposals(session, NOW + timedelta(minutes=minutes))
+
+
+def leaves(database: Database) -> None:
+    """The VM is gone at its host."""
+    with database.writing() as session:
+        take_statuses(session, get(session, HostRow, "kvm1"), [], NOW, timedelta(seconds=15), whole=True)
+
+
+def arrives(database: Database, name: str = "render-1") -> None:
+    """The destination reports a domain; the VM it does not report, as that is registered for the source."""
+    with database.writing() as session:
+        replace_domains(session, get(session, HostRow, "kvm2"), {UUID: name})
+
+
+@pytest.mark.parametrize("uuid", [None, UUID])
+def test_a_vm_that_arrived_ends_its_migration_where_no_agent_reports_that(fleet: Database, uuid: str | None) -> None:
+    spec = VmSpec("render-1", vm_class=VmClass.BATCH, host="kvm1", libvirt_uuid=uuid)
+    with fleet.registering() as session:
+        put_vm(session, spec, NOW, lambda _etag: None)
+    number = decided(fleet)
+    report(fleet, number, RUNNING)
+    arrives(fleet, "render-1" if uuid is None else "another name")
+    with fleet.reading() as session:
+        before = registration_revision(session)
+    assert close_after(fleet, 1) == 0, "the source has it, too"
+    with fleet.reading() as session:
+        assert registration_revision(session) == before, "agents are bothered by nothing"
+    leaves(fleet)
+    assert close_after(fleet, 1) == 1
+    assert state(fleet, number) == (DONE, "")
+    with fleet.reading() as session:
+        assert get_vm(session, "render-1")["host"] == "kvm2"
+
+
+def test_an_agent_that_knows_of_no_migration_does_not_make_it_a_failure(fleet: Database) -> None:
+    number = decided(fleet)
+    leaves(fleet)
+    arrives(fleet)
+    report(fleet, number, FAILED, NOW + timedelta(minutes=1))
+    assert state(fleet, number) == (DONE, "")
+
+
+SILENT = "no report on it came from the agent of kvm1"
+
+
 @pytest.mark.parametrize(
-    ("begun", "arrived", "ended"), [(True, True, DONE), (True, False, FAILED), (False, True, FAILED)]
+    ("begun", "acts", "why"),
+    [
+        (True, [], SILENT),
+        (False, [leaves], SILENT),
+        (True, [arrives], f"{SILENT}, and kvm2 has a domain of this VM"),
+        (True, [leaves], "render-1 left kvm1, and the agent of kvm2 does not report it"),
+        (False, [partial(runs_on, host="kvm2")], "render-1 runs on kvm2"),
+    ],
 )
-def test_without_a_report_the_vms_host_tells(
-    fleet: Database, begun: bool, arrived: bool, ended: MigrationState
+def test_without_a_report_it_failed_and_the_place_of_the_vm_tells_why(
+    fleet: Database, begun: bool, acts: list[Callable[[Database], None]], why: str
 ) -> None:
     number = decided(fleet)
     if begun:
         report(fleet, number, RUNNING)
-    if arrived:
-        runs_on(fleet, "kvm2")
-    with fleet.registering() as session:
-        assert close_stale(session, NOW + timedelta(minutes=10)) == 0
-        assert close_stale(session, NOW + timedelta(minutes=11)) == 1
-    assert state(fleet, number)[0] is ended
+    for act in acts:
+        act(fleet)
+    assert (close_after(fleet, 10), close_after(fleet, 11)) == (0, 1)
+    assert state(fleet, number) == (FAILED, why)
 
 
 def test_what_nobody_decides_expires_without_a_cool_down(fleet: Database) -> None:
     number = proposed(fleet)
     with fleet.registering() as session:
-        assert close_stale(session, NOW + timedelta(minutes=31)) == 1
+        assert close_proposals(session, NOW + timedelta(minutes=31)) == 1
         assert past_migrations(session, NOW) == []
     assert state(fleet, number)[0] is MigrationState.EXPIRED

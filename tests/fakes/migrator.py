@@ -28,3 +28,10 @@ class FakeMigrator:
             raise self.error
         self.moved.append((instance.libvirt_name, to))
         self.host.stop(instance.libvirt_name)
+
+    def follow(self, instance: VmInstance, on_copied: Callable[[float], None]) -> None:
+        on_copied(0.5)
+        self.begun.set()
+        assert self.lets.wait(10)
+        if self.error is not None:
+            raise self.error

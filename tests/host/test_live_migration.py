@@ -40,6 +40,7 @@ class FakeDomain:
     sent: list[tuple[str, dict[str, Any], int]] = field(default_factory=list)
     lets: threading.Event = field(default_factory=threading.Event)
     aborted: bool = False
+    no_stats: int = libvirt.VIR_ERR_OPERATION_INVALID
 
     def name(self) -> str:
         return "render"
@@ -58,7 +59,7 @@ class FakeDomain:
     def jobStats(self) -> dict[str, int]:  # noqa: N802 - libvirt's name
         if not self.stats:
             self.lets.set()
-            raise Refusal("no job", libvirt.VIR_ERR_OPERATION_INVALID)
+            raise Refusal("no job", self.no_stats)
         return self.stats.pop(0)
 
     def abortJob(self) -> None:  # noqa: N802 - libvirt's name
@@ -150,6 +151,40 @@ def test_what_does_not_end_is_aborted(domain: FakeDomain, connection: FakeLibvir
 def test_what_ends_while_it_is_aborted_is_done(domain: FakeDomain, connection: FakeLibvirt) -> None:
     domain.stats, domain.ends_by_abort = [{"memory_total": 1000, "memory_remaining": 1}] * 50, False
     assert set(migrate(longest_s=0.05)) == {0.999}
+    assert connection.closed
+
+
+def follow(longest_s: float = 60.0) -> list[float]:
+    copied: list[float] = []
+    LiveMigration("qemu:///system", "qemu+tls://{host}/system", longest_s, 0.01).follow(VM, copied.append)
+    return copied
+
+
+JOB = {"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED, "memory_total": 1000, "memory_remaining": 250}
+NO_JOB = {"type": libvirt.VIR_DOMAIN_JOB_NONE}
+
+
+def test_a_migration_that_was_begun_before_is_watched(domain: FakeDomain, connection: FakeLibvirt) -> None:
+    domain.stats = [JOB, {"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED}, NO_JOB]
+    assert follow() == [0.75]
+    assert (domain.sent, domain.aborted, connection.closed) == ([], False, True)
+
+
+def test_one_that_was_begun_before_is_aborted_by_its_own_time(domain: FakeDomain, connection: FakeLibvirt) -> None:
+    domain.stats = [JOB | {"time_elapsed": 59_999}, JOB | {"time_elapsed": 60_000}, NO_JOB]
+    follow()
+    assert domain.aborted
+    assert connection.closed
+
+
+@pytest.mark.parametrize(("code", "kind"), [(libvirt.VIR_ERR_NO_DOMAIN, VmVanished), (libvirt.VIR_ERR_RPC, HostError)])
+def test_a_vm_that_left_while_it_was_watched(
+    domain: FakeDomain, connection: FakeLibvirt, code: int, kind: type[HostError]
+) -> None:
+    domain.stats, domain.no_stats = [JOB], code
+    with pytest.raises(HostError, match="libvirt: ") as raised:
+        follow()
+    assert type(raised.value) is kind
     assert connection.closed
 
 

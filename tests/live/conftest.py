@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -156,10 +156,11 @@ class Service:
             **self.extra,
         }
 
-    def spawn(self, *command: str) -> subprocess.Popen[bytes]:
+    def spawn(self, *command: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a program of Python's; ``before`` is the beginning of its command line."""
         with (self.folder / f"{len(self.processes)}-{command[-1]}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *command], cwd=self.tree, env=self.environment, stdout=log, stderr=log
+                [*before, sys.executable, *command], cwd=self.tree, env=self.environment, stdout=log, stderr=log
             )
         self.processes.append(process)
         return process
@@ -321,12 +322,21 @@ def is_untouched(vm: LabVm) -> bool:
     )
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+@contextmanager
+def serving(folder: Path) -> Iterator[Service]:
+    """A service that keeps its state in a folder; what it logged is printed at the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    made = Service(tmp_path, port)
-    yield made
-    made.end()
-    print(made.logs())
+    made = Service(folder, port)
+    try:
+        yield made
+    finally:
+        made.end()
+        print(made.logs())
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with serving(tmp_path) as made:
+        yield made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.errors import HostError
+from manager.errors import HostError, VmVanished
 from manager.loop.migrations import Migrations
 from manager.model.fields import timestamp
 from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, AgentLimits
@@ -126,15 +126,34 @@ def test_a_host_without_libvirt_and_a_vm_that_is_gone(host: FakeHost, migrator: 
     assert migrations.reports()[0].detail == "VM render does not run on this host"
 
 
-def test_what_an_agent_before_began_is_left_to_libvirt(host: FakeHost, migrator: FakeMigrator) -> None:
-    begun = order(host, begun=True)
-    host.leaving.add(begun.libvirt_uuid)
+@pytest.mark.parametrize("known", [True, False])
+def test_what_an_agent_before_began_is_watched(host: FakeHost, migrator: FakeMigrator, known: bool) -> None:
+    begun = order(host, begun=known)
+    if not known:  # that agent was killed before it reported
+        host.leaving.add(begun.libvirt_uuid)
     migrations = Migrations(host, migrator, EVERYTHING)
     migrations.obey([begun])
-    assert migrations.reports() == []
-    host.leaving.clear()
+    assert migrator.begun.wait(10)
+    assert migrations.reports() == [MigrationReport(1, RUNNING, 0.5)]
+    [report] = ended(migrations, migrator)
+    assert (report.state, migrator.moved) == (FAILED, [])
+    assert report.detail.startswith("the agent was restarted meanwhile")
+
+
+@pytest.mark.parametrize("error", [VmVanished("libvirt: no domain"), HostError("libvirt does not answer")])
+def test_what_cannot_be_watched_any_more_is_told_by_others(
+    host: FakeHost, migrator: FakeMigrator, error: HostError
+) -> None:
+    migrator.error = error
+    migrations = Migrations(host, migrator, EVERYTHING)
+    migrations.obey([order(host, begun=True)])
+    migrations.obey([order(host, 2, "other")])
+    assert [report.number for report in migrations.reports()] == [1], "one at a time, too"
+    assert ended(migrations, migrator) == []
+    begun = order(host, begun=True)
+    migrator.error = None
     migrations.obey([begun])
-    assert migrations.reports()[0].detail.startswith("the agent was restarted meanwhile")
+    assert [report.state for report in ended(migrations, migrator)] == [FAILED], "it is looked at again"
     host.stop("render")
     again = Migrations(host, migrator, EVERYTHING)
     again.obey([begun])
