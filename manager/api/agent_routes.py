@@ -21,6 +21,7 @@ from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER_OR_OWN_HOST
 from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer, json_body
+from manager.api.live_reports import LiveReports
 from manager.api.manager_metrics import Metrics
 from manager.api.queries import AssignmentConditions, NamePath
 from manager.api.validation import shown
@@ -71,7 +72,8 @@ Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datet
 def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
     """The routes that agents use."""
     api = RouteGroup("agents", "Reports of agents, and their assignments.")
-    database, assignments, cadences = context.database, Assignments(context), Cadences(context)
+    database, assignments = context.database, Assignments(context)
+    reports = _Reports(context, metrics, assignments)
 
     @api.at(
         "POST /hosts/<name>/report",
@@ -87,29 +89,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
         Unknown fields are ignored.
         """
         _refuse_other_protocols()
-        accepted = read_report(path.name, json_body(), _latest(context, path.name))
-        now = context.now()
-        with database.writing() as session:
-            host = reporting_host(session, HostSpec(path.name), now)
-            rival = note_agent(session, host, _who(), now, context.silent)
-            taken = None if rival else _take(session, context, assignments, host, accepted.body, now)
-            slots, cadence = None, cadences.of(session, host, now)
-            if taken is not None and taken.reporter.registered is not None and accepted.body.wants_slots:
-                slots = assignments.slots(session, path.name, _has_taps(), taken.reporter, taken.measured)
-        if taken is None:
-            metrics.agent_refused()
-            raise Conflict(rival)
-        stored = taken.stored
-        stored.refused, stored.cadence, stored.migrations = accepted.refused, cadence, list(taken.reporter.orders)
-        if accepted.body.migrations:
-            with database.writing() as session:
-                take_reports(session, path.name, accepted.body.migrations, now)
-        _count(metrics, accepted, stored, taken.refused_vms)
-        if slots is None and accepted.body.wants_slots:  # of one state of the database, as it is made anew
-            with database.reading() as session:
-                slots = assignments.slots(session, path.name, _has_taps())
-        stored.slots, revision = slots or (None, None)
-        return _to_agent(answer(stored), context, revision)
+        return reports.take(path.name, json_body())
 
     @api.at("GET /hosts/<name>/assignment", VIEWER_OR_OWN_HOST, AssignmentOut, 200, 304)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
@@ -144,6 +124,50 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
         return _to_agent(response, context, revision)
 
     return api
+
+
+class _Reports:
+    """Takes reports within a request. Thread-safe."""
+
+    def __init__(self, context: ManagerContext, metrics: Metrics, assignments: Assignments) -> None:
+        self._context, self._metrics, self._assignments = context, metrics, assignments
+        self._cadences = Cadences(context)
+        self._live = LiveReports(context, assignments, self._cadences)
+
+    def take(self, host: str, content: bytes) -> Response:
+        """Store a host's report. Raises Conflict for an agent that does not serve the host."""
+        context, now = self._context, self._context.now()
+        accepted = read_report(host, content, _latest(context, host))
+        live = self._live.take(host, accepted, _who(), _has_taps(), _clock_ahead_s(), now)
+        stored, revision, refused_vms = (*live, ()) if live is not None else self._take_all(host, accepted, now)
+        _count(self._metrics, accepted, stored, refused_vms)
+        return _to_agent(answer(stored), context, revision)
+
+    def _take_all(
+        self, name: str, accepted: Accepted, now: datetime
+    ) -> tuple[ReportOut, int | None, Sequence[RefusedVm]]:
+        """Store a report of any kind; the answer, the revision of the assignment in it, and VMs of other hosts."""
+        context, database, assignments = self._context, self._context.database, self._assignments
+        with database.writing() as session:
+            host = reporting_host(session, HostSpec(name), now)
+            rival = note_agent(session, host, _who(), now, context.silent)
+            taken = None if rival else _take(session, context, assignments, host, accepted.body, now)
+            slots, cadence = None, self._cadences.of(session, host, now)
+            if taken is not None and taken.reporter.registered is not None and accepted.body.wants_slots:
+                slots = assignments.slots(session, name, _has_taps(), taken.reporter, taken.measured)
+        if taken is None:
+            self._metrics.agent_refused()
+            raise Conflict(rival)
+        stored = taken.stored
+        stored.refused, stored.cadence, stored.migrations = accepted.refused, cadence, list(taken.reporter.orders)
+        if accepted.body.migrations:
+            with database.writing() as session:
+                take_reports(session, name, accepted.body.migrations, now)
+        if slots is None and accepted.body.wants_slots:  # of one state of the database, as it is made anew
+            with database.reading() as session:
+                slots = assignments.slots(session, name, _has_taps())
+        stored.slots, revision = slots or (None, None)
+        return stored, revision, taken.refused_vms
 
 
 def _refuse_other_protocols() -> None:

@@ -96,6 +96,19 @@ class _Now:
 
 
 @dataclass(frozen=True, slots=True)
+class SettledHost:
+    """What a host that serves its applications alone is answered while the registrations are of this ``revision``.
+
+    ``numbers``: of the rows of its applications, by name.
+    """
+
+    revision: int
+    numbers: Mapping[str, int]
+    orders: tuple[MigrationOrder, ...]
+    slots: SlotsOut
+
+
+@dataclass(frozen=True, slots=True)
 class ReportingHost:
     """What is registered of a host that reports: the row numbers of the applications that concern it.
 
@@ -138,6 +151,26 @@ class Assignments:
         if registered is not None and registered.number == registration_revision(session):
             return ReportingHost(registered.applications.keys(), registered)
         return ReportingHost([row.id for row in applications_for_host(session, host)])
+
+    def settled(self, host: str, taps: bool) -> SettledHost | None:
+        """What is known of a host all of whose applications have all of their VMs here; None: it is not so, or unknown.
+
+        It holds as long as nobody else measures one of them. ``taps`` as for ``whole``.
+        """
+        registered, assigned = self._registered.get(host), self._assigned.get(host)
+        if registered is None or assigned is None or assigned.registered is not registered:
+            return None
+        applications = registered.applications
+        here = frozenset({host})
+        with_sources = {number for number, application in applications.items() if application.sources}
+        at_taps = frozenset(applications.keys() - with_sources) if taps else frozenset()
+        hosts = dict.fromkeys(registered.names.values(), here)
+        named = {registered.names[number]: here for number in with_sources}
+        if applications.keys() != registered.alone or assigned.placement != (hosts, named, {}, at_taps):
+            return None
+        numbers = {name: number for number, name in registered.names.items()}
+        slots = SlotsOut(digest=assigned.body.digest, windows={}, shared=False)
+        return SettledHost(registered.number, numbers, registered.orders, slots)
 
     def whole(self, session: Session, host: str, taps: bool = False) -> tuple[AssignmentOut, int]:
         """The whole assignment, and the revision it is made from. ``taps``: its agent can have sources of that type.

@@ -40,6 +40,13 @@ class Cadences:
         """That of a host; None: all in each interval."""
         return None if is_watched(host, now) or self._is_small(session) else self._sparing
 
+    def known(self) -> Cadence | None:
+        """That of a host which nobody looks at, in a fleet that is not small; None also where that is to be counted."""
+        with self._lock:
+            counted, now_s = self._counted, self._steady()
+        fresh = counted is not None and now_s - counted[0] <= _COUNTED_S
+        return self._sparing if counted is not None and fresh and not counted[1] else None
+
     def _is_small(self, session: Session) -> bool:
         with self._lock:
             counted, now_s = self._counted, self._steady()

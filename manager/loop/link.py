@@ -65,13 +65,14 @@ log = logging.getLogger(__name__)
 class Report:
     """What is reported besides the outbox; None means unchanged. See ``ReportIn``.
 
-    ``windows`` are the slots of response times that may still grow, as they are now.
+    ``windows`` are the slots of response times that may still grow, as they are now; ``live``: the newest alone.
     """
 
     capabilities: Capabilities | None = None
     tick: TickStatus | None = None
     vms: list[VmStatus] | None = None
     vms_changed_only: bool = False
+    live: bool = False
     sources: tuple[SourceStatus, ...] | None = None
     windows: tuple[Window, ...] = ()
     domains: tuple[VmInstance, ...] | None = None
@@ -240,7 +241,12 @@ class ManagerLink:
             pieces, unsendable = pieces_of(waiting.fields, self._host)
             self._reject(unsendable)
             pieces = [*scalars, *pieces, *(Piece("windows", window) for window in now)]
-            post = partial(self._post, vms_changed_only=report.vms_changed_only, wants_slots=ask and last)
+            post = partial(
+                self._post,
+                vms_changed_only=report.vms_changed_only,
+                live=report.live,
+                wants_slots=ask and last,
+            )
             response, slots, stored = deliver(pieces, post, self._reject)
             if waiting.last:
                 self._outbox.drop_through(waiting.last)

@@ -150,6 +150,7 @@ class Reporter(Background):
                 tick=self._tick_news(latest),
                 vms=vms,
                 vms_changed_only=changed_only,
+                live=not told and self._pace.cadence is not None,
                 sources=sources if sources != self._reported_sources else None,
                 windows=self._live_windows(),
                 services=services if services_due else None,

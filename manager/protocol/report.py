@@ -309,4 +309,7 @@ class ReportIn(Schema):
         exclude_if=lambda reports: not reports,
         description="those under way from this host, and ends that were not reported yet; absent: none",
     )
+    live: bool = Field(
+        default=False, description="`windows` are the newest slots alone, and come again: they need not be kept"
+    )
     wants_slots: bool = Field(default=False, description="answer with `slots`, as the route for them does")

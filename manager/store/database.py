@@ -94,6 +94,19 @@ class Database:
             yield session
 
     @contextmanager
+    def changing(self) -> Iterator[Session]:
+        """A session for a single statement that changes something, with no transaction around it where that costs.
+
+        Raises DatabaseUnavailable; then nothing was changed.
+        """
+        if self.file:
+            with self.writing() as session:
+                yield session
+            return
+        with self._answering("written"), self._askers() as session:
+            yield session
+
+    @contextmanager
     def registering(self) -> Iterator[Session]:
         """Like ``writing``, but one at a time in the whole fleet.
 

@@ -13,7 +13,7 @@ from manager.errors import DatabaseUnavailable
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 
-_FOR = timedelta(minutes=1)
+WATCHED_FOR = timedelta(minutes=1)
 """How long a host counts as watched after somebody looked."""
 _RENEWED = timedelta(seconds=30)
 """Looking again changes nothing for so long."""
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def is_watched(host: HostRow, now: datetime) -> bool:
     """Whether somebody looks at it, or did a moment ago; what a clock that was ahead wrote does not count."""
-    return host.watched_until is not None and timedelta() < host.watched_until - now <= _FOR
+    return host.watched_until is not None and timedelta() < host.watched_until - now <= WATCHED_FOR
 
 
 def look_at(
@@ -62,7 +62,7 @@ def _to_mark(session: Session, hosts: Collection[str], applications: Collection[
             WindowRow.application_id.in_(numbers), WindowRow.slot >= now - _MEASURED
         )
         wanted = or_(wanted, HostRow.id.in_(serving), HostRow.name.in_(measuring))
-    fresh = HostRow.watched_until.between(now + _RENEWED, now + _FOR)
+    fresh = HostRow.watched_until.between(now + _RENEWED, now + WATCHED_FOR)
     return frozenset(session.scalars(select(HostRow.id).where(wanted, or_(HostRow.watched_until.is_(None), ~fresh))))
 
 
@@ -70,4 +70,4 @@ def _mark(session: Session, numbers: Collection[int], now: datetime) -> None:
     """Mark hosts; one whose report is being stored is left for the next time."""
     free = select(HostRow.id).where(HostRow.id.in_(numbers)).with_for_update(skip_locked=True)
     marked = update(HostRow).where(HostRow.id.in_(session.scalars(free).all()))
-    session.execute(marked.values(watched_until=now + _FOR).execution_options(synchronize_session=False))
+    session.execute(marked.values(watched_until=now + WATCHED_FOR).execution_options(synchronize_session=False))

@@ -75,7 +75,7 @@ def packed(session: Session, *conditions: ColumnElement[bool]) -> Iterator[Store
     place = WindowPackRow.start, WindowPackRow.application_id
     query = select(*place, WindowPackRow.body).where(*conditions)
     for _, number, body in newest_rows(session, query, place, _AT_ONCE):
-        yield from (_unpacked(number, window) for window in unpack_windows(body))
+        yield from (unpacked(number, window) for window in unpack_windows(body))
 
 
 def joined_origins(windows: Iterable[StoredWindow]) -> dict[tuple[int, datetime], list[StoredWindow]]:
@@ -112,7 +112,7 @@ def pack_old(cleanup: Cleanup) -> int:
     while not cleanup.stopped():
         with cleanup.database.writing() as session:
             rows = session.execute(some.with_for_update()).all()
-            _add(session, [(row.application_id, _to_pack(StoredWindow(*row[1:]), row.histogram)) for row in rows])
+            _add(session, [(row.application_id, to_pack(StoredWindow(*row[1:]), row.histogram)) for row in rows])
             session.execute(delete(WindowRow).where(WindowRow.id.in_([row.id for row in rows])))
         packs += len(rows)
         if len(rows) < _BATCH:
@@ -134,8 +134,8 @@ def _add(session: Session, windows: Sequence[tuple[int, PackedWindow]]) -> None:
             slots = minutes[number, start]
             late = slots.setdefault((window.slot_us, window.origin), window)
             if late is not window:
-                joined = _joined(_unpacked(number, window), _unpacked(number, late))
-                slots[window.slot_us, window.origin] = _to_pack(joined, pack(joined.histogram))
+                joined = _joined(unpacked(number, window), unpacked(number, late))
+                slots[window.slot_us, window.origin] = to_pack(joined, pack(joined.histogram))
     rows = [
         {"application_id": number, "start": start, "body": pack_windows([slots[place] for place in sorted(slots)])}
         for (number, start), slots in sorted(minutes.items())
@@ -163,12 +163,14 @@ def _joined(one: StoredWindow, other: StoredWindow) -> StoredWindow:
     )
 
 
-def _unpacked(number: int, window: PackedWindow) -> StoredWindow:
+def unpacked(number: int, window: PackedWindow) -> StoredWindow:
+    """A packed window of an application, by its row number."""
     slot, start_at, end_at = map(moment_of, (window.slot_us, window.start_us, window.end_us))
     histogram = unpack(window.histogram)
     return StoredWindow(number, slot, window.origin, start_at, end_at, histogram, window.requests, window.ready)
 
 
-def _to_pack(window: StoredWindow, histogram: bytes) -> PackedWindow:
+def to_pack(window: StoredWindow, histogram: bytes) -> PackedWindow:
+    """A window as it is packed, its histogram already is."""
     slot_us, start_us, end_us = map(microseconds, (window.slot, window.start_at, window.end_at))
     return PackedWindow(slot_us, window.origin, start_us, end_us, window.requests, window.ready, histogram)

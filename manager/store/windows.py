@@ -16,6 +16,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import ColumnElement, CompoundSelect, Integer, Row, String, bindparam, func, or_, select, union
@@ -23,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
 from manager.model.window import Ready, Window, merge
+from manager.store.live_plane import live_windows
 from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
 from manager.store.pack_models import WindowPackRow
 from manager.store.registrations import not_found
@@ -184,32 +186,35 @@ def recent_windows(
 ) -> dict[str, tuple[Window, ...]]:
     """The windows of the latest slot of each application and of the ``slots - 1`` before, by name, oldest first.
 
-    Each is merged over all origins but ``without``; applications and slots without any are left out. So are slots that
-    begin after ``until``. ``names`` are those of applications by the numbers of their rows.
+    Those of live reports are among them. Each is merged over all origins but ``without``; applications and slots
+    without any are left out. So are slots that begin after ``until``. ``names`` are those of applications by the
+    numbers of their rows.
     """
     of_application = WindowRow.application_id == ApplicationRow.id
     begun = of_application if until is None else of_application & (WindowRow.slot <= until)
     newest = select(func.max(WindowRow.slot)).where(begun).scalar_subquery()
+    live = [window for window in live_windows(session, names) if until is None or window.slot <= until]
+    last = {window.application_id: window.slot for window in sorted(live, key=attrgetter("slot"))}
     alike: dict[datetime, list[int]] = {}
     for number, slot in session.execute(select(ApplicationRow.id, newest).where(ApplicationRow.id.in_(names))):
-        if slot is not None:
-            alike.setdefault(slot, []).append(number)
+        if slots_known := [known for known in (slot, last.get(number)) if known is not None]:
+            alike.setdefault(max(slots_known), []).append(number)
     # Not as pairs of application and slot: for those SQLite uses no index, and reads the whole table.
     groups = [
         WindowRow.application_id.in_(numbers) & WindowRow.slot.in_([slot - slot_length * back for back in range(slots)])
         for slot, numbers in alike.items()
     ]
-    parts: dict[tuple[str, datetime], list[Window]] = {}
+    oldest = {number: slot - slot_length * (slots - 1) for slot, numbers in alike.items() for number in numbers}
+    windows = [window for window in live if window.origin != without and window.slot >= oldest[window.application_id]]
     for first in range(0, len(groups), _BATCH):
         query = select(*COLUMNS).where(or_(*groups[first : first + _BATCH]))
         if without is not None:
             query = query.where(WindowRow.origin != without)
-        for row in session.execute(query):
-            name = names[row.application_id]
-            parts.setdefault((name, row.slot), []).append(window_of(name, row))
+        windows += stored(session.execute(query))
     merged: dict[str, tuple[Window, ...]] = {}
-    for name, slot in sorted(parts):
-        merged[name] = (*merged.get(name, ()), merge(parts[name, slot]))
+    for (number, _), origins in sorted(joined_origins(windows).items()):
+        name = names[number]
+        merged[name] = (*merged.get(name, ()), merge(window_of(name, window) for window in origins))
     return merged
 
 

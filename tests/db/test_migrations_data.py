@@ -65,6 +65,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
     ("hosts", "shares"): None,
+    ("hosts", "live"): None,
     ("hosts", "cache"): "on",
     ("hosts", "warp"): "on",
     ("windows", "buckets"): {"500": 3},

@@ -1,0 +1,160 @@
+"""Live reports: what is so now on a host, in its row alone, until history brings it for good.
+
+A live report of a host whose applications nobody else serves, measures or looks at is stored by one statement. Its
+windows make no rows: they stay in the host's row until the next live report, and readers of the present look there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Integer,
+    String,
+    Update,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.orm import Session
+
+from manager.control.tenure_rules import Who
+from manager.model.packed_histogram import pack
+from manager.model.packed_live import pack_live, unpack_live
+from manager.model.packed_records import microseconds
+from manager.model.packed_windows import PackedWindow
+from manager.model.window import Window
+from manager.store.host_models import RevisionRow
+from manager.store.models import HostRow, Json, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
+from manager.store.watched_hosts import WATCHED_FOR
+from manager.store.window_packs import StoredWindow, unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReport:
+    """A live report of a host, by an agent (None: one without an id), as of a revision of the registrations.
+
+    ``clock_ahead_s`` None: unknown; ``windows`` None: there are none. ``measured`` and ``unmeasured`` are the row
+    numbers of the applications of which it has windows, and of the others that the host serves.
+    """
+
+    host: str
+    agent: Who | None
+    agent_version: str
+    clock_ahead_s: float | None
+    tick: Json
+    windows: bytes | None
+    revision: int
+    measured: Collection[int]
+    unmeasured: Collection[int]
+
+
+def store_live(session: Session, report: LiveReport, now: datetime, since: datetime) -> bool:
+    """Store a live report by one statement. False: nothing was stored, because there is more to do than that.
+
+    So it is where the host is new, watched, served by another agent, or its clock is off; where anything was registered
+    after the revision; and where others measured a ``measured`` application from ``since`` on, or another one at all.
+    """
+    who = report.agent
+    given = {
+        "host": report.host,
+        "any_agent": who is None,
+        "instance": who.instance if who else "",
+        "boot": who.boot if who else "",
+        "now": now,
+        "reported_version": report.agent_version,
+        "ahead": report.clock_ahead_s,
+        "reported_tick": report.tick,
+        "windows": report.windows,
+        "revision": report.revision,
+        "measured": sorted(report.measured),
+        "unmeasured": sorted(report.unmeasured),
+        "since": since,
+        "watched": now + WATCHED_FOR,
+    }
+    result: Any = session.execute(_statement(), given)
+    return bool(result.rowcount)
+
+
+@cache
+def _statement() -> Update:
+    hosts = HostRow.metadata.tables["hosts"]
+    column, now = hosts.c, bindparam("now", type_=UtcDateTime())
+    tenure = (column.agent_instance == bindparam("instance", type_=String())) & (
+        column.agent_boot == bindparam("boot", type_=String())
+    )
+    watched = (column.watched_until > now) & (column.watched_until <= bindparam("watched", type_=UtcDateTime()))
+    measured = _by_others("measured") & (WindowRow.slot >= bindparam("since", type_=UtcDateTime()))
+    changed = {
+        "last_seen_at": now,
+        "agent_version": bindparam("reported_version", type_=String()),
+        "clock_ahead_s": func.coalesce(bindparam("ahead", type_=column.clock_ahead_s.type), column.clock_ahead_s),
+        "tick": bindparam("reported_tick", type_=column.tick.type),
+        "live": func.coalesce(bindparam("windows", type_=column.live.type), column.live),
+    }
+    return (
+        update(hosts)
+        .values(changed)
+        .where(
+            column.name == bindparam("host", type_=String()),
+            column.last_seen_at.is_not(None),
+            ~column.clock_off,
+            or_(bindparam("any_agent", type_=Boolean()) == true(), tenure),
+            or_(column.watched_until.is_(None), ~watched),
+            select(RevisionRow.number).scalar_subquery() == bindparam("revision", type_=RevisionRow.number.type),
+            ~exists().where(measured),
+            ~exists().where(_by_others("unmeasured")),
+        )
+    )
+
+
+def _by_others(numbers: str) -> ColumnElement[bool]:
+    """Whether another origin than the host measured one of the applications with these numbers."""
+    host = bindparam("host", type_=String())
+    among = WindowRow.application_id.in_(bindparam(numbers, expanding=True, type_=Integer()))
+    return among & or_(WindowRow.origin < host, WindowRow.origin > host)
+
+
+def packed_for_row(windows: Iterable[tuple[int, datetime, Window]]) -> bytes | None:
+    """Windows with the row numbers of their applications and the starts of their slots, as a host's row keeps them."""
+    packs = [(number, _packed(slot, window)) for number, slot, window in windows]
+    return pack_live(packs) if packs else None
+
+
+def live_windows(session: Session, numbers: Collection[int]) -> list[StoredWindow]:
+    """The windows of the last live reports of the hosts for which all VMs of these applications are registered."""
+    if not numbers:
+        return []
+    serving = (
+        select(VmRow.host)
+        .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
+        .join(TierRow, TierRow.id == TierVmRow.tier_id)
+        .where(TierRow.application_id.in_(numbers))
+    )
+    query = select(HostRow.name, HostRow.live).where(HostRow.name.in_(serving), HostRow.live.is_not(None))
+    wanted = frozenset(numbers)
+    return [
+        unpacked(number, window)._replace(origin=host)
+        for host, body in session.execute(query)
+        for number, window in unpack_live(body or b"")
+        if number in wanted
+    ]
+
+
+def _packed(slot: datetime, window: Window) -> PackedWindow:
+    slot_us = microseconds(slot)
+    start_us, end_us = round(window.start_s * 1e6), round(window.end_s * 1e6)
+    ready = None
+    if window.ready is not None:
+        ready = {"percentile": window.ready.percentile, "percentile_ms": window.ready.percentile_ms}
+    return PackedWindow(slot_us, "", start_us, end_us, window.requests, ready, pack(window.histogram))

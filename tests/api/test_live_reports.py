@@ -1,0 +1,163 @@
+"""Live reports make no rows of windows where nobody else has to do with the host; all others are stored as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from manager.api.app import create_app
+from manager.api.context import ManagerContext
+from manager.store.database import Database
+from manager.store.models import WindowRow
+from manager.store.watched_hosts import look_at
+from policies.installed import InstalledPolicy
+from policies.priority import POLICY as PRIORITY
+from tests.api.conftest import HOST, START, Api, Clock, report, status, tick, tick_of, window
+from tests.conftest import KINDS
+
+AGENT = {"Equipoise_Instance": "agent-1", "Equipoise_Boot": "boot-1"}
+
+
+@pytest.fixture(params=KINDS)
+def fleet(request: pytest.FixtureRequest, migrated: Callable[[str], Database]) -> Api:
+    """A fleet that is not small, with a host that serves ``shop`` alone and has reported all."""
+    clock, database = Clock(), migrated(request.param)
+    policies = {PRIORITY.name: InstalledPolicy(PRIORITY, "equipoise")}
+    context = ManagerContext(database, policies, stale_s=30, min_samples=1, small_fleet=0, clock=clock)
+    api = Api(create_app(context), database, clock)
+    api.make_tokens()
+    api.ok("PUT", f"/hosts/{HOST}", {})
+    api.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    body = {"tiers": [{"name": "web", "vms": ["web-1"]}], "sla": {"response_time_ms": 10}}
+    api.ok("PUT", "/applications/shop", body)
+    first = report(vms=[status("web-1")], windows=[window(end=-10)], wants_slots=True)
+    for _ in range(2):  # what is registered for a host is known from the second time on
+        send(api, first)
+    return api
+
+
+def send(api: Api, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    answer: dict[str, Any] = api.ok("POST", f"/hosts/{HOST}/report", body, role="host", **(headers or AGENT))
+    return answer
+
+
+def live(**changes: Any) -> dict[str, Any]:
+    """A live report."""
+    body = {"agent_version": "0.1.0", "tick": tick(), "windows": [window(count=3)], "live": True, "wants_slots": True}
+    return body | changes
+
+
+def rows(api: Api) -> int:
+    with api.database.reading() as session:
+        return session.scalar(select(func.count()).select_from(WindowRow)) or 0
+
+
+def test_a_live_report_makes_no_rows_and_says_what_is_so_now(fleet: Api) -> None:
+    before = rows(fleet)
+    whole = send(fleet, live(live=False, windows=[window(end=-5)]))
+    assert rows(fleet) == before + 1
+    fleet.clock.now_s += 5
+    answer = send(fleet, live(tick=tick(number=8)))
+    assert answer == whole | {"stored_windows": 1}
+    assert rows(fleet) == before + 1
+    shop = fleet.ok("GET", "/applications/shop")
+    assert (shop["sla_state"], shop["window"]["count"]) == ("met", 4), "with the slot before"
+    host = fleet.ok("GET", f"/hosts/{HOST}")
+    assert (host["tick"]["number"], host["last_seen_at"]) == (8, "2026-03-01T12:00:05Z")
+
+
+def test_what_history_brings_counts_once(fleet: Api) -> None:
+    send(fleet, live(windows=[window(count=3)]))
+    send(fleet, live(windows=[window(count=2)]))
+    assert fleet.ok("GET", "/applications/shop")["window"]["count"] == 2, "an agent was started anew"
+    send(fleet, report(windows=[window(count=7)], ticks=[tick_of(0)]))
+    assert fleet.ok("GET", "/applications/shop")["window"]["count"] == 7
+    [newest, *_] = fleet.ok("GET", "/applications/shop/windows")["items"]
+    assert newest["count"] == 7
+
+
+def test_a_tick_alone_leaves_the_windows_as_they_were(fleet: Api) -> None:
+    send(fleet, live())
+    send(fleet, live(windows=[], tick=tick(number=9)))
+    assert fleet.ok("GET", "/applications/shop")["window"]["count"] == 3
+    assert fleet.ok("GET", f"/hosts/{HOST}")["tick"]["number"] == 9
+
+
+def watch(api: Api) -> None:
+    look_at(api.database, START, hosts=[HOST])
+
+
+def register(api: Api) -> None:
+    api.ok("PUT", "/vms/web-9", {"class": "batch"})
+
+
+def post(api: Api) -> None:
+    api.ok("POST", "/applications/shop/samples", {"times_ms": [5.0]})
+
+
+def share(api: Api) -> None:
+    api.ok("PUT", "/vms/web-2", {"class": "critical", "host": "kvm2"})
+    tiers = [{"name": "web", "vms": ["web-1", "web-2"]}]
+    api.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 10}})
+    send(api, report(wants_slots=True))
+
+
+def set_clock_off(api: Api) -> None:
+    send(api, live(), **AGENT, Equipoise_Clock_Ahead="7.5")
+
+
+@pytest.mark.parametrize("happen", [watch, register, post, share, set_clock_off])
+def test_where_more_is_to_be_done_windows_become_rows(fleet: Api, happen: Callable[[Api], None]) -> None:
+    send(fleet, live())
+    happen(fleet)
+    before = rows(fleet)
+    assert send(fleet, live(windows=[window(end=5)]))["stored_windows"] == 1
+    assert rows(fleet) == before + 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"live": False},
+        {"wants_slots": False},
+        {"tick": None},
+        {"ticks": [tick_of(0)]},
+        {"vms": [status("web-1")]},
+        {"domains": []},
+        {"windows": [window(), window(end=3600)]},
+        {"windows": [window(), window("unknown")]},
+    ],
+)
+def test_a_report_of_more_is_stored_as_ever(fleet: Api, changes: dict[str, Any]) -> None:
+    before = rows(fleet)
+    send(fleet, live(**changes))
+    assert rows(fleet) == before + 1
+
+
+def test_another_agent_is_refused_as_ever(fleet: Api) -> None:
+    before = fleet.ok("GET", f"/hosts/{HOST}")["tick"]
+    other = {"Equipoise_Instance": "agent-2", "Equipoise_Boot": "boot-2"}
+    fleet.refused(409, "POST", f"/hosts/{HOST}/report", live(), role="host", **other)
+    assert fleet.ok("GET", f"/hosts/{HOST}")["tick"] == before
+
+
+def test_a_host_says_nothing_of_what_another_one_serves(fleet: Api) -> None:
+    fleet.ok("PUT", "/vms/other", {"class": "critical", "host": "kvm2"})
+    fleet.ok("PUT", "/applications/blog", {"tiers": [{"name": "web", "vms": ["other"]}]})
+    for _ in range(2):
+        fleet.ok("POST", "/hosts/kvm2/report", report(vms=[status("other")], wants_slots=True), role="other host")
+    before = fleet.ok("GET", "/applications/shop")["window"]
+    for application in ("blog", "shop"):
+        body = live(windows=[window(application, count=99)])
+        fleet.ok("POST", "/hosts/kvm2/report", body, role="other host")
+    assert fleet.ok("GET", "/applications/shop")["window"] == before
+    assert fleet.ok("GET", "/applications/blog")["window"]["count"] == 99
+
+
+def test_a_refused_tick_does_not_stop_the_rest(fleet: Api) -> None:
+    answer = send(fleet, live(tick=tick(duration_ms=-1)))
+    assert [item["field"] for item in answer["refused"]] == ["tick.duration_ms"]
+    assert answer["stored_windows"] == 1

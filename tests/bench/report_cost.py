@@ -1,0 +1,189 @@
+"""What one report costs the manager and PostgreSQL: a live one, and one with history, each by itself.
+
+    python -m tests.bench.report_cost [--hosts 40] [--vms 20] [--rounds 4] [--json FILE]
+
+The agents of ``tests.bench.fleet`` tick once a second. In a round each sends five live reports and one with the history
+of twelve ticks, all reports of a kind one after the other. What manager and PostgreSQL use meanwhile is CPU time of
+their processes, from which is taken what they use while nobody reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psycopg
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tests.bench.figures import machine, undone_when_told_to_end, write_json
+from tests.bench.fleet import postgres_cpu_s, register
+from tests.bench.fleet_agents import SimulatedAgent
+from tests.bench.site import ManagerProcess, running_manager, usage
+from tests.postgres import PostgresServer, postgres_server
+
+INTERVAL_S = 1.0
+LIVE_REPORTS = 5
+TICKS = 12
+"""Of a minute, with an interval of five seconds."""
+_IDLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A manager, its database, and the agents that report to it."""
+
+    manager: ManagerProcess
+    server: PostgresServer
+    url: str
+    agents: Sequence[SimulatedAgent]
+
+    def spent(self, act: Callable[[], int]) -> Spent:
+        """What manager and PostgreSQL use while ``act`` sends reports, whose number it returns."""
+        before = usage(self.manager.pid).cpu_s, postgres_cpu_s(self.server), time.monotonic(), self._statements()
+        count = act()
+        after = usage(self.manager.pid).cpu_s, postgres_cpu_s(self.server), time.monotonic(), self._statements()
+        manager_s, postgres_s, took_s, statements = (now - then for now, then in zip(after, before, strict=True))
+        return Spent(count, manager_s, postgres_s, took_s, int(statements))
+
+    def _statements(self) -> float:
+        query = "SELECT sum(calls) FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat_statements%'"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+            row = connection.execute(query).fetchone()
+        return float(row[0] or 0) if row else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What some reports, or some time without any, cost, in seconds of CPU time, and statements."""
+
+    reports: int = 0
+    manager_s: float = 0.0
+    postgres_s: float = 0.0
+    took_s: float = 0.0
+    statements: int = 0
+
+    def plus(self, other: Spent) -> Spent:
+        """Both together."""
+        sums = (mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True))
+        return Spent(*sums)
+
+    def report(self, idle: Spent) -> ReportCost:
+        """The cost of one report, without what is spent while nobody reports."""
+        rest_s = self.took_s / idle.took_s
+        return ReportCost(
+            (self.manager_s - idle.manager_s * rest_s) / self.reports * 1000,
+            (self.postgres_s - idle.postgres_s * rest_s) / self.reports * 1000,
+            (self.statements - idle.statements * rest_s) / self.reports,
+        )
+
+
+def _values(spent: Spent) -> tuple[float, ...]:
+    return spent.reports, spent.manager_s, spent.postgres_s, spent.took_s, spent.statements
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCost:
+    """CPU milliseconds of a report, and statements."""
+
+    manager_ms: float
+    postgres_ms: float
+    statements: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Costs of a report of each kind, and of a host and interval of five seconds, as shares of a core while idle."""
+
+    live: ReportCost
+    history: ReportCost
+    idle_manager_share: float
+    idle_postgres_share: float
+
+    @property
+    def of_interval(self) -> ReportCost:
+        """Of a host and interval: in twelve of them are five live reports and one with history."""
+        live, history = asdict(self.live), asdict(self.history)
+        return ReportCost(**{name: (LIVE_REPORTS * live[name] + history[name]) / TICKS for name in live})
+
+
+def play(site: Site, rounds: int, idle_s: float) -> Result:
+    """Let the agents report; the first round does not count."""
+    kinds = {False: Spent(), True: Spent()}
+
+    def report(*, history: bool) -> int:
+        for agent in site.agents:
+            agent.agent.reporter.report(ask=True, history=history)
+        return len(site.agents)
+
+    with Progress(transient=True) as shown:
+        for number in shown.track(range(rounds + 1), description="reporting"):
+            for tick in range(TICKS):
+                began_s = time.monotonic()
+                for agent in site.agents:
+                    agent.tick()
+                history = tick == TICKS - 1
+                if history or tick % 2:
+                    spent = site.spent(lambda history=history: report(history=history))  # type: ignore[misc]
+                    if number:
+                        kinds[history] = kinds[history].plus(spent)
+                time.sleep(max(began_s + INTERVAL_S - time.monotonic(), 0.0))
+    idle = site.spent(lambda: time.sleep(idle_s) or 0)  # type: ignore[func-returns-value]
+    shares = idle.manager_s / idle.took_s, idle.postgres_s / idle.took_s
+    return Result(kinds[False].report(idle), kinds[True].report(idle), *shares)
+
+
+def run(hosts: int, vms: int, rounds: int) -> Result:
+    """Start everything, measure, stop everything."""
+    names = [f"kvm{number:04d}" for number in range(hosts)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-reports-")))
+        server = stack.enter_context(postgres_server(durable=True, preload="pg_stat_statements"))
+        url = server.create("reports")
+        manager = stack.enter_context(running_manager(folder, url, INTERVAL_S))
+        register(manager.client, names, vms)
+        agents = []
+        for name in names:
+            agent = SimulatedAgent(manager.url, manager.token, name, vms, INTERVAL_S, folder / name)
+            stack.callback(agent.close)
+            agents.append(agent)
+            agent.agent.reporter.sync()
+        return play(Site(manager, server, url, agents), rounds, _IDLE_S)
+
+
+def show(result: Result) -> None:
+    """Print a table."""
+    table = Table("CPU of", "manager, ms", "PostgreSQL, ms", "statements", title="reports")
+    rows = {"a live report": result.live, "a report with history": result.history, "a host and interval": None}
+    for name, cost in rows.items():
+        shown = cost or result.of_interval
+        table.add_row(name, f"{shown.manager_ms:.2f}", f"{shown.postgres_ms:.2f}", f"{shown.statements:.1f}")
+    shares = f"{result.idle_manager_share:.1%} of a core", f"{result.idle_postgres_share:.1%} of a core"
+    table.add_row("nobody reports (taken away above)", *shares, "")
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=40)
+    parser.add_argument("--vms", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    with undone_when_told_to_end():
+        result = run(given.hosts, given.vms, given.rounds)
+    print(machine())
+    show(result)
+    write_json(given.json, {"result": asdict(result), "interval": asdict(result.of_interval)})
+
+
+if __name__ == "__main__":
+    main()
