@@ -131,6 +131,8 @@ def _powered(use: VmResources, now: Round, before: Round) -> VmResources:
     if now.host is None or not now.pins.get(use.vm):
         return use
     powers = [(now.host.pcpus[cpu], cpu) for cpu in now.pins[use.vm] if cpu in now.host.pcpus]
+    if not powers:
+        return use
     clocks = [power.clock_khz / power.most_khz for power, _ in powers if power.clock_khz and power.most_khz]
     then = before.host.pcpus if before.host is not None else {}
     resumes = resume_us = 0

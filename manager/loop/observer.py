@@ -138,7 +138,8 @@ def read_host(
     for uuid, instance in instances.items():
         try:
             state = host.read(instance, afresh)
-            of_family = {family: host.knobs(instance, family) for family in families.get(uuid, _NO_FAMILIES)}
+            wanted = families.get(uuid)
+            of_family = {family: host.knobs(instance, family) for family in wanted} if wanted else {}
             states[uuid] = state
         except VmVanished:
             continue
@@ -310,6 +311,7 @@ class Observer:
         self._drift = Drift()
         self._before: Reading | None = None
         self._managed: _Managed | None = None
+        self._pinned: tuple[object, Mapping[str, CpuSet]] = None, {}  # of which knobs, and the pCPUs by UUID
 
     def observe(
         self,
@@ -361,6 +363,7 @@ class Observer:
         Slots of the future are left out: they say nothing about now.
         """
         pcpus = len(capabilities.online_cpus)
+        pinned = self._pinned_of(reading)
         views: list[VmView] = []
         for uuid, spec, mode, application, tier in managed.served:
             state = reading.states.get(uuid)
@@ -383,7 +386,7 @@ class Observer:
                     state.idle,
                     state.quota.period_us if state.quota else None,
                     state.batch_group,
-                    pinned=frozenset(pinned_cpus(reading.knobs[uuid])) if spec.vm_class is VmClass.CRITICAL else _NONE,
+                    pinned=pinned[uuid] if spec.vm_class is VmClass.CRITICAL else _NONE,
                 )
             )
         bounds = self._settings
@@ -407,6 +410,13 @@ class Observer:
             resource_knobs=_resource_knobs(managed, reading) if reading.memories or reading.disks else {},
             divisible_uplinks=divisible(assignment.host.network, reading.uplinks) if reading.uplinks else frozenset(),
         )
+
+    def _pinned_of(self, reading: Reading) -> Mapping[str, CpuSet]:
+        """The pCPUs that vCPUs of each VM are pinned to one by one: the same object while no knob has changed."""
+        if self._pinned[0] is not reading.knobs:
+            pinned = {uuid: frozenset(pinned_cpus(knobs)) for uuid, knobs in reading.knobs.items()}
+            self._pinned = reading.knobs, pinned
+        return self._pinned[1]
 
     def _within_limits(self, assignment: Assignment | None) -> tuple[Limited, frozenset[str]]:
         """What may be carried out of an assignment, and the names of the VMs that are to have a warp.

@@ -21,7 +21,6 @@ from manager.loop.observer import (
     Observation,
     Observer,
     Reading,
-    pinned_cpus,
     read_host,
     system_clock,
 )
@@ -321,13 +320,8 @@ class ControlLoop:
         taps_of, states = self.host.taps(), reading.states
         instances = {spec.name: states[domain].instance for domain, spec in specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()}
-        critical = {view.name for view in snapshot.vms if view.critical}
-        pins = {
-            spec.name: frozenset(pinned_cpus(reading.knobs[domain]))
-            for domain, spec in specs.items()
-            if spec.name in critical
-        }
-        self._resources.look(instances, taps, critical, whole, pins)
+        pins = {view.name: view.pinned for view in snapshot.vms if view.critical}
+        self._resources.look(instances, taps, pins.keys(), whole, pins)
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs

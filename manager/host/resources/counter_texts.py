@@ -25,8 +25,8 @@ def pressure_us(text: bytes) -> int | None:
 def faults(text: bytes) -> tuple[int | None, int | None]:
     """Major faults and refaulted pages in a memory.stat; v1's of a group with all below it."""
     lines = b"\n" + text  # looked up, not split: there are some sixty, of each VM
-    refaults = [number for name in _REFAULTS if (number := _after(lines, name)) is not None]
-    return _after(lines, _FAULTS), sum(refaults) if refaults else None
+    refaults = [number for name in _REFAULTS if (number := _of_group(lines, name)) is not None]
+    return _of_group(lines, _FAULTS), sum(refaults) if refaults else None
 
 
 def total_memory(text: bytes) -> int | None:
@@ -39,12 +39,21 @@ def total_memory(text: bytes) -> int | None:
     return None
 
 
-def _after(lines: bytes, name: bytes) -> int | None:
+def _of_group(lines: bytes, name: bytes) -> int | None:
     for prefix in (b"\ntotal_", b"\n"):  # v1 has both, the latter of the group alone
-        _, there, rest = lines.partition(prefix + name + b" ")
-        if there:
-            return _number(rest.partition(b"\n")[0])
+        if (words := prefix + name + b" ") in lines:
+            return _after(lines, words)
     return None
+
+
+def _after(lines: bytes, words: bytes) -> int | None:
+    """The number between these words and the end of the line; None: there is none."""
+    at = lines.find(words)
+    if at < 0:
+        return None
+    begin = at + len(words)
+    end = lines.find(b"\n", begin)
+    return _number(lines[begin:] if end < 0 else lines[begin:end])
 
 
 def process_memory(text: bytes, page_bytes: int) -> tuple[int | None, int | None]:
@@ -58,15 +67,9 @@ def process_memory(text: bytes, page_bytes: int) -> tuple[int | None, int | None
 
 def process_io(text: bytes) -> dict[str, DiskCounters] | None:
     """Bytes that a process read from disks and wrote, of all disks together: proc_pid_io(5)."""
-    found: dict[bytes, int] = {}
-    for line in text.splitlines():
-        name, _, number = line.partition(b": ")
-        with contextlib.suppress(ValueError):
-            found[name] = int(number)
-    try:
-        return {ALL_DISKS: DiskCounters(found[b"read_bytes"], found[b"write_bytes"], None)}
-    except KeyError:
-        return None
+    lines = b"\n" + text
+    read, written = _after(lines, b"\nread_bytes: "), _after(lines, b"\nwrite_bytes: ")
+    return None if read is None or written is None else {ALL_DISKS: DiskCounters(read, written, None)}
 
 
 def io_stat(text: bytes, names: Mapping[bytes, str]) -> dict[str, DiskCounters]:
