@@ -8,8 +8,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from manager.control.power_shares import idle_watts
 from manager.control.watching import suggested_target_ms
+from manager.model.costs import HostCosts
 from manager.model.cpus import CpuSet, format_cpus
+from manager.model.energy import HostPower
+from manager.model.fields import adapter_of
 from manager.model.finding import FindingStatus
 from manager.model.host_health import HostHealth
 from manager.model.knob_text import knob_name, settings_shown
@@ -338,6 +342,28 @@ def resources_shown(fields: Json | None) -> ResourcesShown | None:
     ]
     lines.sort(key=lambda line: (-(line.memory_pressure or 0.0) - (line.io_pressure or 0.0), line.vm))
     return ResourcesShown(tuple(facts), tuple(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class PowerShown:
+    """Power of a host's processors (``package_watts``) and their memory (``dram_watts``, None: not apart), measured.
+
+    ``idle_watts``: of both, what the host would draw idle, by its costs.
+    """
+
+    package_watts: float
+    dram_watts: float | None
+    idle_watts: float
+
+
+def power_shown(host: Json) -> PowerShown | None:
+    """Of what an agent reported of its last round of readings; None: not measured."""
+    tick = host["tick"] or {}
+    if not tick.get("power"):
+        return None
+    power = adapter_of(HostPower).validate_python(tick["power"])
+    idle_part = HostCosts(**host["costs"]).idle_part
+    return PowerShown(power.package_watts, power.dram_watts, idle_watts(power.watts, idle_part, tick["host_cpu_share"]))
 
 
 @dataclass(frozen=True, slots=True)

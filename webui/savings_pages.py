@@ -10,7 +10,15 @@ from math import nan
 from flask import Response, request
 
 from manager.api.auth import VIEWER, allow
-from manager.control.savings import CostedUse, HostUse, Savings, model_of, saved_by, use_of_history
+from manager.control.savings import (
+    ENERGY_WORDS,
+    CostedUse,
+    HostUse,
+    Savings,
+    model_of,
+    saved_by,
+    use_of_history,
+)
 from manager.model.costs import COST_RANGES, HostCosts
 from webui import rest
 from webui.application_pages import moment_given
@@ -55,7 +63,9 @@ def savings() -> Response:
     found = _report()
     until_day = (found.until + timedelta(days=1) - timedelta(microseconds=1)).date()
     labels = {name: label_of(f"costs.{name}") for name in COST_RANGES}
-    return page("savings.html", found=found, labels=labels, ranges=COST_RANGES, until_day=until_day)
+    return page(
+        "savings.html", found=found, labels=labels, ranges=COST_RANGES, until_day=until_day, energies=ENERGY_WORDS
+    )
 
 
 @web.get("/savings.csv")

@@ -32,6 +32,7 @@ from manager.control.error_budget import Judged
 from manager.control.series import HostStep, Line, VmLines, host_lines
 from manager.control.violation_case import Case, HostTicks, Measure, ShownNeighbour, Verdict
 from manager.errors import InvalidRequest
+from manager.model.costs import STUDY_COSTS
 from manager.model.cpus import parse_cpus
 from manager.model.fields import Count, Name, Schema, timestamp
 from manager.model.records import TickRecord
@@ -311,7 +312,9 @@ def _lines(
 ) -> tuple[list[HostStep], list[VmLines]]:
     since, until = _after_tick(context, steps.first_s), _after_tick(context, steps.end_s)
     ticks = read_ticks(session, host, since, until, most)
-    return host_lines(host, ticks, classes, steps, late_s=context.slot_s / 2)
+    row = find(session, HostRow, host)
+    idle_part = (STUDY_COSTS if row is None else row.costs).idle_part
+    return host_lines(host, ticks, classes, steps, context.slot_s / 2, idle_part)
 
 
 def _pcpus_of(host: HostRow | None) -> int | None:

@@ -14,7 +14,16 @@ import click
 from manager.cli.cost_options import cost_options, costs_of, given_costs
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
 from manager.cli.times import time_s
-from manager.control.savings import CostedUse, HostUse, Savings, model_of, saved_by, use_of_history
+from manager.control.savings import (
+    ENERGY_WORDS,
+    CostedUse,
+    EnergySource,
+    HostUse,
+    Savings,
+    model_of,
+    saved_by,
+    use_of_history,
+)
 from manager.model.costs import HostCosts
 from manager.model.fields import timestamp
 from manager.model.units import percent
@@ -34,8 +43,11 @@ WHAT IT DOES
   delivery and cooling (Leverich and Kozyrakis, EuroSys 2014, table 2, whose constants are the defaults); its power
   grows linearly with CPU use. Each host counts by its own costs (`equipoise host costs`); a cost that is given as an
   option counts for all of them, in this report alone. GAIN is the throughput per dollar of ownership over that of
-  separate servers. Batch work counts by CPU time: work that batch VMs lost in shared caches is not seen in it. Energy
-  is by the same model.
+  separate servers. Batch work counts by CPU time: work that batch VMs lost in shared caches is not seen in it.
+
+  Energy is measured by RAPL where that could be read for at least half of a host's hours: that of processors and their
+  memory, without fans, disks and power supplies. Elsewhere it is that of the model, which is of the whole server. Each
+  line says which. What batch VMs added and what was saved is the model's, in proportion to what was measured.
 
 TIME
   How long ago, such as 12h or 7d, or an RFC 3339 time such as 2026-01-31T14:00:00Z.
@@ -43,8 +55,8 @@ TIME
 OUTPUT
   A line per host, and one of all hosts. With --json an object with since, until, hosts (each with its costs) and
   fleet; with --csv the lines as CSV: host, hours, utilisation, critical (fractions of the CPU time), saved_servers,
-  gain (a fraction), together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh. Exit status 1 if
-  nothing was measured.
+  gain (a fraction), together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh, energy_source (rapl,
+  model, or mixed: of some hosts measured). Exit status 1 if nothing was measured.
 
 EXAMPLES
   equipoise savings
@@ -125,6 +137,7 @@ def _table(parts: Sequence[SavedPart]) -> Table:
         "apart",
         "kWh",
         "kWh saved",
+        "energy",
         title="Savings (model)",
     )
     for part in parts:
@@ -140,6 +153,7 @@ def _table(parts: Sequence[SavedPart]) -> Table:
             f"{saved.apart_usd_per_year:,.0f}",
             f"{saved.energy_kwh:,.1f}",
             f"{saved.saved_kwh:,.1f}",
+            ENERGY_WORDS[saved.energy_source],
         )
     return table
 
@@ -154,7 +168,12 @@ def _remarks(fleet: Savings, costs: Mapping[str, HostCosts]) -> Iterator[str]:
         yield f"{which}: {price}, {power}, ${of_hosts.usd_per_kwh:g} per kWh."
     saved_usd = fleet.apart_usd_per_year - fleet.together_usd_per_year
     yield f"Batch VMs did the work of {fleet.saved_servers:.2f} servers: ${saved_usd:,.0f} a year less than apart."
-    yield "Costs and energy are calculated from CPU use, not measured."
+    if fleet.energy_source is EnergySource.MODEL:
+        yield "Costs and energy are calculated from CPU use, not measured."
+        return
+    yield "Costs are calculated from CPU use, not measured."
+    yield "Energy that is measured (RAPL) is that of processors and memory, without fans, disks and power supplies."
+    yield "What was saved of it is the model's, in proportion."
 
 
 def _row(part: SavedPart) -> dict[str, Any]:

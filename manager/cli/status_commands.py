@@ -11,7 +11,11 @@ from typing import Any
 import click
 
 from manager.cli.batch_table import batch_table
+from manager.cli.cost_options import costs_of
 from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
+from manager.control.power_shares import idle_watts
+from manager.model.energy import HostPower
+from manager.model.fields import adapter_of
 from manager.model.knob_text import knob_name, settings_shown, value_shown
 from manager.model.knobs import PINS, WARPS, Knob
 from manager.model.records import FULL_VCPU
@@ -31,12 +35,13 @@ _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "violated": "VIOLATED", "no_da
 _STATUS_EPILOG = """
 OUTPUT
   Tables of hosts, applications, and managed VMs with their settings and the originals of these. `externally modified`
-  marks a setting that another tool changed since, which is left alone. Then a table of batch VMs: what they got and
-  would have used alone, in pCPUs, and how their jobs fare. Then lines for what the policy of a host does
-  for an application, where it explains that; for the mechanism of each host's warps, the groups of divided caches,
-  warnings of hosts, such as that one is simulated, reports of the last day with refused items or under another host
-  name, and sources of response times with problems. With --json, an object with the lists hosts, applications, vms,
-  sources and events as the REST API answers them.
+  marks a setting that another tool changed since, which is left alone. Where a host's energy can be read (RAPL), VMs
+  have their part of its power, by CPU time and without what the host would draw idle. Then a table of batch VMs: what
+  they got and would have used alone, in pCPUs, and how their jobs fare. Then lines for what the policy of a host does
+  for an application, where it explains that; for the power of each host that measures it; for the mechanism of each
+  host's warps, the groups of divided caches, warnings of hosts, such as that one is simulated, reports of the last day
+  with refused items or under another host name, and sources of response times with problems. With --json, an object
+  with the lists hosts, applications, vms, sources and events as the REST API answers them.
 
 EXAMPLES
   equipoise status
@@ -67,6 +72,7 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         *(_hosts_table(hosts), _applications_table(applications), _vms_table(vms)),
         *filter(None, [batch_table(vms)]),
         *_explanations(applications, host),
+        *filter(None, map(_power, hosts)),
         *filter(None, map(_warps, hosts)),
         *_caches(hosts),
         *_warnings(hosts),
@@ -108,6 +114,16 @@ def _libvirt(tick: dict[str, Any]) -> str:
     age_s = tick.get("discovery_age_s")
     listed = f", listed {age_s:.0f} s ago" if age_s is not None else ""
     return f"{'connected' if tick.get('libvirt_connected') else 'not connected'}{listed}"
+
+
+def _power(host: dict[str, Any]) -> str:
+    """A line for a host whose power is measured."""
+    tick = host["tick"] or {}
+    if not tick.get("power"):
+        return ""
+    watts = adapter_of(HostPower).validate_python(tick["power"]).watts
+    idle = idle_watts(watts, costs_of(host, {}).idle_part, tick["host_cpu_share"])
+    return f"{host['name']}: processors and memory draw {watts:.1f} W (RAPL), of it {idle:.1f} W idle"
 
 
 def _guard(host: dict[str, Any]) -> str:
@@ -239,18 +255,34 @@ def _unhealthy(source: dict[str, Any]) -> str:
 
 
 def _vms_table(vms: list[dict[str, Any]]) -> Table:
-    table = Table("VM", "class", "application", "host", "CPU", "waits", "settings", "pins", title="VMs")
+    powers = any(vm.get("power_watts") is not None for vm in vms)
+    columns = (
+        "VM",
+        "class",
+        "application",
+        "host",
+        "CPU",
+        "waits",
+        *(("power",) if powers else ()),
+        "settings",
+        "pins",
+    )
+    table = Table(*columns, title="VMs")
     for vm in vms:
         state, name = vm["status"], (vm["name"], vm["class"], vm["application"] or "-")
         if state is None:
-            table.add_row(*name, vm["host"] or "any", "not running", "", "", "")
+            table.add_row(*name, vm["host"] or "any", "not running", "", *([""] * powers), "", "")
             continue
         knobs = state["knobs"]
         settings = settings_shown(knobs, set(Knob) - PINS - WARPS)
         settings += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
         settings += settings_shown((knob for knob in knobs if knob["external"]), WARPS)
         shares = percent(state["cpu_share"]), percent(state["run_delay_share"], 1)
-        table.add_row(*name, vm["status_host"], *shares, settings or "as they were", settings_shown(knobs, PINS))
+        watts = vm.get("power_watts")
+        power = ("-" if watts is None else f"{watts:.1f} W",) if powers else ()
+        table.add_row(
+            *name, vm["status_host"], *shares, *power, settings or "as they were", settings_shown(knobs, PINS)
+        )
     return table
 
 

@@ -11,11 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from manager.model.costs import HostCosts
 
 HOURS_PER_YEAR = 24 * 365
+MEASURED_PART = 0.5
+"""Energy that was measured for this part of a host's hours counts for all of them; else the model's does."""
+
+
+class EnergySource(StrEnum):
+    """Where a figure of energy comes from. ``mixed``: of some hosts from RAPL, of the others from the model."""
+
+    RAPL = "rapl"
+    MODEL = "model"
+    MIXED = "mixed"
+
+
+ENERGY_WORDS: Mapping[EnergySource, str] = {
+    EnergySource.RAPL: "measured (RAPL)",
+    EnergySource.MODEL: "model",
+    EnergySource.MIXED: "measured (RAPL) or model",
+}
+"""The same as people read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +83,25 @@ def model_of(costs: HostCosts) -> CostModel:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """Mean shares of a host's CPU time, 0 .. 1, over ``hours`` that were measured. ``other``: of no registered VM."""
+    """Mean shares of a host's CPU time, 0 .. 1, over ``hours`` that were measured. ``other``: of no registered VM.
+
+    ``rapl_kwh`` is the energy that RAPL counted in ``rapl_hours`` of them.
+    """
 
     host: str
     critical: float
     batch: float
     other: float
     hours: float
+    rapl_kwh: float = 0.0
+    rapl_hours: float = 0.0
+
+    @property
+    def measured_kwh(self) -> float | None:
+        """Energy in all the hours, by the mean power that was measured; None: in too few of them."""
+        if not self.rapl_hours or self.rapl_hours < MEASURED_PART * self.hours:
+            return None
+        return self.rapl_kwh * self.hours / self.rapl_hours
 
     @property
     def total(self) -> float:
@@ -85,8 +116,17 @@ def use_of_history(host: str, history: Mapping[str, Any]) -> HostUse:
     def mean(name: str) -> float:
         return sum(step[name] or 0.0 for step in steps) / len(steps) if steps else 0.0
 
-    hours = len(steps) * history["step_s"] / 3600
-    return HostUse(host, mean("critical_share"), mean("batch_share"), mean("other_share"), hours)
+    step_h = history["step_s"] / 3600
+    watts = [step["power_watts"] for step in steps if step.get("power_watts") is not None]
+    return HostUse(
+        host,
+        mean("critical_share"),
+        mean("batch_share"),
+        mean("other_share"),
+        len(steps) * step_h,
+        sum(watts) * step_h / 1000,
+        len(watts) * step_h,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +134,8 @@ class Savings:
     """Of a host, or of several: ``servers`` did what ``servers`` and ``saved_servers`` would do apart.
 
     ``gain``: throughput per TCO-$ over that of separate servers, less 1. Costs are per year of use. Energy is that of
-    the measured hours, by the model; ``batch_kwh`` is what batch VMs added to it.
+    the measured hours; ``batch_kwh`` is what batch VMs added to it. Where it was measured (``energy_source``), that and
+    ``saved_kwh`` are the model's in proportion: nobody measured the servers apart.
     """
 
     servers: int
@@ -107,6 +148,7 @@ class Savings:
     energy_kwh: float
     batch_kwh: float
     saved_kwh: float
+    energy_source: EnergySource
     hours: float
 
 
@@ -141,6 +183,7 @@ def saved_by(hosts: Sequence[CostedUse]) -> Savings | None:
     together_usd = sum(host.shared_usd_per_year for host in measured)
     apart_usd = sum(host.apart_usd_per_year for host in measured)
     energies = [_energy(host.use, host.model) for host in measured]
+    sources = {energy.source for energy in energies}
     return Savings(
         servers=servers,
         saved_servers=batch,
@@ -152,6 +195,7 @@ def saved_by(hosts: Sequence[CostedUse]) -> Savings | None:
         energy_kwh=sum(energy.used_kwh for energy in energies),
         batch_kwh=sum(energy.batch_kwh for energy in energies),
         saved_kwh=sum(energy.saved_kwh for energy in energies),
+        energy_source=sources.pop() if len(sources) == 1 else EnergySource.MIXED,
         hours=sum(host.use.hours for host in measured) / servers,
     )
 
@@ -163,11 +207,13 @@ class _Energy:
     used_kwh: float
     batch_kwh: float
     saved_kwh: float
+    source: EnergySource
 
 
 def _energy(use: HostUse, model: CostModel) -> _Energy:
     used_kw, alone_kw = model.power_kw(use.total), model.power_kw(use.total - use.batch)
-    elsewhere_kw = use.batch * model.power_kw(1.0)
-    return _Energy(
-        used_kw * use.hours, (used_kw - alone_kw) * use.hours, (alone_kw + elsewhere_kw - used_kw) * use.hours
-    )
+    added_kw, saved_kw = used_kw - alone_kw, alone_kw + use.batch * model.power_kw(1.0) - used_kw
+    if use.measured_kwh is None:
+        return _Energy(used_kw * use.hours, added_kw * use.hours, saved_kw * use.hours, EnergySource.MODEL)
+    kwh_per_kw = use.measured_kwh / used_kw if used_kw else 0.0
+    return _Energy(use.measured_kwh, added_kw * kwh_per_kw, saved_kw * kwh_per_kw, EnergySource.RAPL)

@@ -13,7 +13,8 @@ from manager.model.records import BUSY_VCPU, FULL_VCPU, TickRecord, VcpuTick, Vm
 def mean_tick(ticks: Sequence[tuple[TickRecord, int]]) -> TickRecord:
     """The mean of ticks, oldest first, each with how many ticks it is the mean of itself; raises ValueError for none.
 
-    Of a VM over those that tell of it. Time, policy, mode and weights are those of the newest that tells.
+    Of a VM, and of the power, over those that tell of it. Time, policy, mode and weights are those of the newest that
+    tells.
     """
     if not ticks:
         raise ValueError("no ticks")
@@ -40,7 +41,15 @@ def mean_tick(ticks: Sequence[tuple[TickRecord, int]]) -> TickRecord:
     measured = [(tick.resources, weight) for tick, weight in ticks if tick.resources is not None]
     resources = mean_resources(measured)
     kept = None if resources is None else rounded(resources)
-    return TickRecord(newest.time_s, newest.policy, newest.mode, round(min(busy, 1.0), 5), vms, kept)
+    share, watts = round(min(busy, 1.0), 5), _mean_watts(ticks)
+    return TickRecord(newest.time_s, newest.policy, newest.mode, share, vms, kept, watts)
+
+
+def _mean_watts(ticks: Sequence[tuple[TickRecord, int]]) -> float | None:
+    """None: no tick has any."""
+    known = [(tick.power_watts, weight) for tick, weight in ticks if tick.power_watts is not None]
+    count = sum(weight for _, weight in known)
+    return round(sum(watts * weight for watts, weight in known) / count, 2) if count else None
 
 
 def busiest_vcpu(view: VmView) -> VcpuTick | None:

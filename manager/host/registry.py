@@ -168,6 +168,8 @@ class HostPaths:
     core_types = AllBelow(*(f"sys/devices/{kind}/cpus" for kind in ("cpu_core", "cpu_atom", "cpu_lowpower")))
     smt = Below("sys/devices/system/cpu/smt")  # ``control`` and ``active``
     cpufreq = Below("sys/devices/system/cpu/cpufreq")  # a folder ``policyN`` for each set of CPUs with one clock
+    # folders ``intel-rapl:N`` and ``intel-rapl:N:M``, also on AMD, Documentation/power/powercap/powercap.rst
+    powercap = Below("sys/class/powercap")
     clocksource = Below("sys/devices/system/clocksource/clocksource0")  # folder of the time sources: Linux has this one
 
     # Documentation/ABI/stable/sysfs-devices-node

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from manager.control.power_shares import vm_watts
 from manager.control.sla import watched_percentile
 from manager.loop.outbox import ItemKind
 from manager.loop.resource_metrics import FAMILIES, resource_samples
@@ -56,6 +57,11 @@ _PER_TICK = {
         "Memory traffic of a VM by domain of the cache; scope local: with the domain's own memory",
         ["vm", "domain", "scope"],
     ),
+    "host_energy_joules_total": (
+        "Energy that RAPL counted of processors (package) and their memory (dram), since the agent started",
+        ["domain"],
+    ),
+    "vm_power_watts": ("Its part of the host's power by CPU time, without the idle part", ["vm"]),
     "memory_traffic_bytes_per_second": ("Memory traffic of all that runs", ["domain"]),
     "memory_traffic_max_bytes_per_second": ("The most of it that lasted since boot", ["domain"]),
     "application_response_time_seconds": (
@@ -171,6 +177,7 @@ def _of_tick(result: TickResult) -> Iterator[_Sample]:
         yield "vm_vcpu_wait_max", (vm.name,), max(vm.vcpu_waits, default=None)
         yield "vm_cpu_share", (vm.name,), vm.cpu_share
         yield "vm_run_delay_share", (vm.name,), vm.run_delay_share
+    yield from _of_energy(result)
     yield from _of_batch(result)
     yield from _of_knobs(result)
     for mechanism in Mechanism:
@@ -184,6 +191,15 @@ def _of_tick(result: TickResult) -> Iterator[_Sample]:
             yield "sched_ext_events_total", (name,), count
     yield from _of_cache(result)
     yield from _of_applications(result)
+
+
+def _of_energy(result: TickResult) -> Iterator[_Sample]:
+    for part, joules in result.energy_j.items():
+        yield "host_energy_joules_total", (part,), joules
+    if result.power is not None and result.busy is not None:
+        idle_part = result.snapshot.host.costs.idle_part
+        for vm in result.snapshot.vms:
+            yield "vm_power_watts", (vm.name,), vm_watts(result.power.watts, idle_part, result.busy, vm.cpu_share)
 
 
 def _of_batch(result: TickResult) -> Iterator[_Sample]:

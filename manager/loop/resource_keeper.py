@@ -7,11 +7,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
+from manager.control.power_shares import energy_used
 from manager.control.resource_rates import CountedVm, Round, recorded, resource_use
 from manager.errors import HostError, VmVanished
 from manager.host.port import ResourcePort
+from manager.model.energy import EnergyPart, HostPower
 from manager.model.host import VmInstance
-from manager.model.resource_use import ResourceUse
+from manager.model.resource_use import HostCounters, ResourceUse
 
 EVERY_S = 5.0
 """A round takes so long, spread over ticks; with a longer interval it is one of each tick."""
@@ -34,6 +36,10 @@ class ResourceKeeper:
         """What of it is worth a record; None: there was no such round yet."""
         self.rounds = 0
         """How many were completed that gave rates."""
+        self.power: HostPower | None = None
+        """Of the host in the last whole round; None: not known."""
+        self.energy_j: dict[EnergyPart, float] = {}
+        """What it used since the first round, as far as it was counted."""
 
     def look(
         self,
@@ -89,4 +95,13 @@ class ResourceKeeper:
             self.latest = resource_use(now, self._before)
             self.kept = recorded(self.latest, critical)
             self.rounds += 1
+            self._count_energy(host, self._before.host)
         self._before = now
+
+    def _count_energy(self, now: HostCounters | None, before: HostCounters) -> None:
+        used = energy_used(now, before) if now is not None else None
+        self.power = used.power if used is not None else None
+        if used is not None:
+            for part, joules in ((EnergyPart.PACKAGE, used.package_j), (EnergyPart.DRAM, used.dram_j)):
+                if joules is not None:
+                    self.energy_j[part] = self.energy_j.get(part, 0.0) + joules

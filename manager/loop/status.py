@@ -191,6 +191,7 @@ def tick_status(
         warp=_warp(result),
         cache=_cache(result),
         resources=result.kept_resources,
+        power=result.power,
         explanations=[
             ExplanationStatus(application=each.application, text=as_text(each.text), cause=_cause(each.cause))
             for each in result.explanations
@@ -318,4 +319,5 @@ def tick_record(result: TickResult) -> TickRecord:
     )
     host = result.snapshot.host
     resources = result.kept_resources if result.new_resources else None
-    return TickRecord(result.at_s, host.policy, host.mode, round(result.busy or 0.0, 5), tuple(vms), resources)
+    watts = None if result.power is None else round(result.power.watts, 2)
+    return TickRecord(result.at_s, host.policy, host.mode, round(result.busy or 0.0, 5), tuple(vms), resources, watts)

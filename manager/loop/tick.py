@@ -29,6 +29,7 @@ from manager.loop.rehearsal import Preview, rehearse
 from manager.loop.resource_keeper import ResourceKeeper
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Explanation, Goal, Owned, Plan, Snapshot
+from manager.model.energy import EnergyPart, HostPower
 from manager.model.host import VmInstance
 from manager.model.job import BatchVm
 from manager.model.knob_spec import Family, KnobValue
@@ -75,6 +76,10 @@ class TickResult:
     """What of ``snapshot.resources`` is worth a record; None: there was no round of readings yet."""
     new_resources: bool = False
     """Whether one ended since the tick before."""
+    power: HostPower | None = None
+    """Of the host in the last round; None: not known."""
+    energy_j: Mapping[EnergyPart, float] = field(default_factory=dict)
+    """What the host used since the agent started, as far as it was counted."""
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -310,6 +315,8 @@ class ControlLoop:
             explanations=self._planner.explanations,
             kept_resources=self._resources.kept,
             new_resources=new_resources,
+            power=self._resources.power,
+            energy_j=dict(self._resources.energy_j),
         )
 
     def look_at_resources(self, result: TickResult) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from manager.model.energy import Watts
 from manager.model.fields import WIRE, Count, EpochS, Name, Share, Text, Weight
 from manager.model.knobs import Knob
 from manager.model.registration import Mode
@@ -128,7 +129,7 @@ class VmTick:
 class TickRecord:
     """What one tick saw: the host's use, 0 .. 1, in the interval before ``time_s`` (seconds since the epoch).
 
-    ``resources`` None: no round of readings ended since the tick before.
+    ``resources`` None: no round of readings ended since the tick before. ``power_watts``: mean of the last round.
     """
 
     time_s: Annotated[EpochS, Field(alias="at")]
@@ -141,6 +142,13 @@ class TickRecord:
         Field(
             exclude_if=lambda resources: resources is None,
             description="what is used besides CPU time; absent: not measured since the tick before",
+        ),
+    ] = None
+    power_watts: Annotated[
+        Watts | None,
+        Field(
+            exclude_if=lambda watts: watts is None,
+            description="of processors and their memory, by RAPL; absent: not measured",
         ),
     ] = None
     __pydantic_config__: ClassVar = WIRE

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from manager.model.energy import EnergyCounter
 from manager.model.fields import WIRE, Count, Name, Text, adapter_of
 
 ALL_DISKS = ""
@@ -121,7 +122,7 @@ class HostCounters(NamedTuple):
 
     ``disks`` are by name, ``links`` by index of the interface, with their names now. ``memory_bytes`` is all there is,
     ``weighings`` by name of the disks on which weights act, ``numbers`` those of disks by name (makedev(3)); ``pcpus``
-    by number, of those that were asked for.
+    by number, of those that were asked for; ``energy`` by RAPL's domain, none where it cannot be read.
     """
 
     monotonic_s: float
@@ -134,6 +135,7 @@ class HostCounters(NamedTuple):
     weighings: Mapping[str, Weighing] = MappingProxyType({})
     numbers: Mapping[str, int] = MappingProxyType({})
     pcpus: Mapping[int, PcpuPower] = MappingProxyType({})
+    energy: Mapping[str, EnergyCounter] = MappingProxyType({})
 
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from manager.model.decision import MOST_AGE_S, MOST_FALL
+from manager.model.energy import HostPower
 from manager.model.fields import (
     Count,
     DomainName,
@@ -273,6 +274,12 @@ class TickStatus(Schema):
         exclude_if=lambda resources: resources is None,
         description="what is used besides CPU time, of the last round of readings: VMs, disks and uplinks that do"
         " something; absent: not measured yet",
+    )
+    power: HostPower | None = Field(
+        default=None,
+        exclude_if=lambda power: power is None,
+        description="of processors and their memory, mean of the last round of readings; absent: not readable, or not"
+        " yet",
     )
 
 

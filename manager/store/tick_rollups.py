@@ -34,6 +34,7 @@ from manager.store.tick_packs import oldest_tick_at, ticks_between
 _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
 _BATCH = 500
+_WRITTEN_APART = frozenset({"time_s", "resources", "power_watts"})
 
 
 class TickRollUps:
@@ -127,7 +128,15 @@ def tick_of(body: str) -> TickRecord:
     )
     at_s = datetime.fromisoformat(fields["at"]).timestamp()
     resources = resources_of(fields.get("resources"))
-    return TickRecord(at_s, fields["policy"], Mode(fields["mode"]), fields["host_cpu_share"], tuple(vms), resources)
+    return TickRecord(
+        at_s,
+        fields["policy"],
+        Mode(fields["mode"]),
+        fields["host_cpu_share"],
+        tuple(vms),
+        resources,
+        fields.get("power_watts"),
+    )
 
 
 def _means(
@@ -184,9 +193,11 @@ def _write(session: Session, host: str, length: timedelta, starts: Sequence[date
             continue
         tick = mean_tick(parts)
         at = datetime.fromtimestamp(tick.time_s, UTC)
-        fields = {name: value for name, value in asdict(tick).items() if name not in {"time_s", "resources"}}
+        fields = {name: value for name, value in asdict(tick).items() if name not in _WRITTEN_APART}
         if tick.resources is not None:
             fields["resources"] = json_fields(tick.resources)
+        if tick.power_watts is not None:
+            fields["power_watts"] = tick.power_watts
         fields["vms"] = [{name: value for name, value in vm.items() if name != "vcpu" or value} for vm in fields["vms"]]
         body = json.dumps({"at": at.isoformat(), **fields}, separators=(",", ":"))
         of = {"host": host, "length_s": seconds(length), "start": start}

@@ -28,6 +28,10 @@ class VmShares:
             at = datetime.fromtimestamp(at_s, UTC)
         return at, f'{{"cpu_share":{json.dumps(used)},"run_delay_share":{json.dumps(waited)},{body[1:]}'
 
+    def used(self, vm: str, used: float) -> float:
+        """The share of the host's CPU time that a VM used, from the column of its row where nothing newer is known."""
+        return self.by_vm[vm][0] if vm in self.by_vm else used
+
 
 def read_shares(text: str | None) -> VmShares:
     """The shares in a row of a host."""

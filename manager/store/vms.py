@@ -14,7 +14,9 @@ from sqlalchemy import delete as remove
 from sqlalchemy.orm import Session
 
 from manager.control.job_promise import objection
+from manager.control.power_shares import vm_watts
 from manager.errors import Conflict, InvalidRequest
+from manager.model.energy import HostPower
 from manager.model.fields import adapter_of, fields_of
 from manager.model.job import BatchVm, JobState
 from manager.model.registration import VmClass, VmIn, VmSpec
@@ -161,29 +163,54 @@ def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[st
     names = tuple(result.keys())
     found = [dict(zip(names, row, strict=True)) for row in result]
     hosts = {vm["status_host"] for vm in found if vm["status_host"] is not None}
-    used, faring, shares = _used(session, hosts)
+    used, faring, shares, powers = _used(session, hosts)
     for vm in found:
         host, status = vm["status_host"], [vm.pop(name) for name in _STATUS]
         vm["status_at"], vm["status"] = shares[host].status(vm["name"], *status) if host is not None else (None, None)
         vm["resources"] = used.get((host, vm["name"]))
         vm["batch"] = faring.get((host, vm["name"]))
+        vm["power_watts"] = powers[host].of(shares[host].used(vm["name"], status[1])) if host in powers else None
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _ReportedPower:
+    """The power of a host, and by what it is divided: see ``vm_watts``."""
+
+    watts: float
+    idle_part: float
+    busy_share: float
+
+    def of(self, cpu_share: float) -> float:
+        """The part of a VM."""
+        return round(vm_watts(self.watts, self.idle_part, self.busy_share, cpu_share), 2)
 
 
 def _used(
     session: Session, hosts: Collection[str]
-) -> tuple[dict[tuple[str, str], VmResources], dict[tuple[str, str], BatchVm], dict[str, VmShares]]:
+) -> tuple[
+    dict[tuple[str, str], VmResources],
+    dict[tuple[str, str], BatchVm],
+    dict[str, VmShares],
+    dict[str, _ReportedPower],
+]:
     """What VMs use besides CPU time, and how batch VMs fare, by host and VM, as the last ticks of these hosts have it.
 
-    And shares by host.
+    And by host shares, and power where it is measured.
     """
-    columns = HostRow.name, HostRow.shares, HostRow.tick["resources"], HostRow.tick["batch_vms"]
+    ticked = (HostRow.tick[name] for name in ("resources", "batch_vms", "power", "host_cpu_share"))
+    columns = HostRow.name, HostRow.shares, *ticked, HostRow.costs
     rows = session.execute(select(*columns).where(HostRow.name.in_(hosts))).all() if hosts else ()
     read = adapter_of(VmResources).validate_python
-    resources = {(host, vm["vm"]): read(vm) for host, _, found, _ in rows for vm in (found or {}).get("vms", ())}
+    resources = {(host, vm["vm"]): read(vm) for host, _, found, *_ in rows for vm in (found or {}).get("vms", ())}
     read_batch = adapter_of(BatchVm).validate_python
-    faring = {(host, vm["vm"]): read_batch(vm) for host, _, _, found in rows for vm in found or ()}
-    return resources, faring, {host: read_shares(shares) for host, shares, _, _ in rows}
+    faring = {(host, vm["vm"]): read_batch(vm) for host, _, _, found, *_ in rows for vm in found or ()}
+    powers = {
+        host: _ReportedPower(adapter_of(HostPower).validate_python(power).watts, costs.idle_part, busy_share)
+        for host, *_, power, busy_share, costs in rows
+        if power is not None
+    }
+    return resources, faring, {row.name: read_shares(row.shares) for row in rows}, powers
 
 
 _STATUS = ("status_at", "status_cpu_share", "status_run_delay_share", "status_body")

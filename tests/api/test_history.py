@@ -214,6 +214,7 @@ def test_the_history_of_a_host(hosts: Api) -> None:
         "critical_share": 0.3,
         "batch_share": 0.4,
         "other_share": 0.2,
+        "power_watts": None,
     }, "a tick tells of the interval before it"
     lines = {one["vm"]: one for one in found["vms"]}
     assert sorted(lines) == ["db-1", "hog", "web-1"]
@@ -221,6 +222,19 @@ def test_the_history_of_a_host(hosts: Api) -> None:
     assert lines["web-1"]["weight"] == [100, 200, None, None, None, None]
     assert lines["web-1"]["run_delay_share"] == [0, 0.5, None, None, None, None]
     assert lines["hog"]["cpu_share"] == [0.4, None, None, None, None, None]
+    assert lines["hog"]["power_watts"] == [None] * 6
+
+
+def test_the_history_of_a_host_has_its_power_and_the_parts_of_its_vms(hosts: Api) -> None:
+    hosts.ok("PATCH", f"/hosts/{HOST}", {"costs": {"idle_percent": 20}})
+    vms = [vm("web-1", 0.2), vm("hog", 0.6)]
+    send(hosts, ticks=[tick_of(-24, host_cpu_share=0.8, vms=vms, power_watts=168.0), tick_of(-19, vms=vms)])
+    found = hosts.ok("GET", f"/hosts/{HOST}/history?since={moment(-30)}&points=10", role="viewer")
+    assert [step["power_watts"] for step in found["steps"]] == [168.0, None, None, None, None, None]
+    lines = {one["vm"]: one["power_watts"][:2] for one in found["vms"]}
+    assert lines == {"hog": [96.0, None], "web-1": [32.0, None]}, "of 168 W, 40 W are idle"
+    [tick, *_] = hosts.ok("GET", f"/hosts/{HOST}/ticks?limit=2")["items"][::-1]
+    assert tick["power_watts"] == 168.0
 
 
 def test_more_ticks_than_are_read_are_thinned_out_evenly(hosts: Api) -> None:

@@ -242,3 +242,24 @@ def test_a_host_reports_services_of_its_own_domains_only(api: Api) -> None:
 )
 def test_a_host_that_is_not_there_has_none(sqlite_api: Api, path: str) -> None:
     sqlite_api.refused(404, "GET", path)
+
+
+def test_a_vm_has_its_part_of_the_power_of_its_host(api: Api) -> None:
+    """Busy to 0.9, half of the peak when idle: of 190 W, 100 W are idle, and VMs share 90 W."""
+    for name in ("web", "db"):
+        api.ok("PUT", f"/vms/{name}", {"class": "critical"})
+    vms = [status("web", cpu_share=0.3), status("db", cpu_share=0.6)]
+    power = {"package_watts": 180.0, "dram_watts": 10.0}
+    api.ok("POST", f"/hosts/{HOST}/report", report(vms=vms, tick=tick(host_cpu_share=0.9, power=power)))
+    assert api.ok("GET", "/vms/web")["power_watts"] == 30.0
+    assert {vm["name"]: vm["power_watts"] for vm in api.ok("GET", "/vms")["items"]} == {"web": 30.0, "db": 60.0}
+    api.ok("POST", f"/hosts/{HOST}/report", report(vms=vms, tick=tick(host_cpu_share=0.0, power=power)))
+    assert api.ok("GET", "/vms/web")["power_watts"] == 0.0
+    api.ok("POST", f"/hosts/{HOST}/report", report(vms=vms, tick=tick()))
+    assert api.ok("GET", "/vms/web")["power_watts"] is None
+
+
+@pytest.mark.parametrize("power", [{"package_watts": -1.0}, {"package_watts": 2e6}, {"dram_watts": 1.0}])
+def test_power_that_cannot_be_is_refused(api: Api, power: dict[str, float]) -> None:
+    answer = api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(power=power)))
+    assert [refused["field"].startswith("tick") for refused in answer["refused"]] == [True]

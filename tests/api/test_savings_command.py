@@ -16,11 +16,15 @@ from tests.api.conftest import HOST, Api, report, status, tick_of
 from tests.api.sweeping import InProcess
 
 TICKS = 100
+WATTS = 143.0
 
 
 @pytest.fixture
 def api(sqlite_api: Api) -> Api:
-    """A host that critical VMs use by a tenth and batch VMs by 80 %, one with half of that, and one that never ran."""
+    """A host that critical VMs use by a tenth and batch VMs by 80 %, one with half of that, and one that never ran.
+
+    The energy of the first is measured.
+    """
     for host, part in ((HOST, 1.0), ("kvm2", 0.5), ("new", None)):
         sqlite_api.ok("PUT", f"/hosts/{host}", {})
         names = (f"web-{host}", f"hog-{host}")
@@ -32,8 +36,9 @@ def api(sqlite_api: Api) -> Api:
                 {"vm": name, "cpu_share": share, "run_delay_share": 0.0, "weight": 100, "mode": "enforce"}
                 for name, share in shares
             ]
-            ticks = [tick_of(-5 * number, vms=vms, host_cpu_share=0.95 * part) for number in range(TICKS)][::-1]
-            body = report(vms=[status(name) for name in names], ticks=ticks)
+            watts = {"power_watts": WATTS} if host == HOST else {}
+            ticks = [tick_of(-5 * number, vms=vms, host_cpu_share=0.95 * part, **watts) for number in range(TICKS)]
+            body = report(vms=[status(name) for name in names], ticks=ticks[::-1])
             sqlite_api.ok("POST", f"/hosts/{host}/report", body)
     return sqlite_api
 
@@ -71,7 +76,23 @@ def test_a_table_of_what_is_calculated(run: Any) -> None:
     assert "0.80 of 1" in result.output
     assert "1.20 of 2" in result.output
     assert "Batch VMs did the work of 1.20 servers" in result.output
-    assert "calculated from CPU use, not measured" in result.output
+    text = " ".join(result.output.split())
+    assert "Costs are calculated from CPU use, not measured. Energy that is measured (RAPL)" in text
+    assert "Costs and energy are calculated from CPU use, not measured." in run("--host", "kvm2").output
+
+
+def test_energy_is_measured_where_it_can_be(run: Any) -> None:
+    body = json.loads(run("--json").stdout)
+    own, other = body["hosts"]
+    assert (own["energy_source"], other["energy_source"], body["fleet"]["energy_source"]) == ("rapl", "model", "mixed")
+    assert own["energy_kwh"] == pytest.approx(WATTS / 1000 * own["hours"])
+    assert other["energy_kwh"] == pytest.approx(CostModel().power_kw(0.475) * other["hours"])
+    assert body["fleet"]["energy_kwh"] == pytest.approx(own["energy_kwh"] + other["energy_kwh"])
+    assert [row["energy_source"] for row in csv.DictReader(run("--csv").stdout.splitlines())] == [
+        "rapl",
+        "model",
+        "mixed",
+    ]
 
 
 def test_csv(run: Any) -> None:

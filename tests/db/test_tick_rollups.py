@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -72,6 +73,8 @@ def test_the_mean_of_ticks() -> None:
     mean = TickRecord(10.0, "fair", "enforce", 0.65, (vm("a", 0.4, 200), vm("b", 0.3, None)))
     assert mean_tick([(first, 1), (second, 3)]) == mean
     assert mean_tick([(first, 7)]) == first
+    powers = [(replace(first, power_watts=100.0), 1), (second, 5), (replace(second, power_watts=200.0), 3)]
+    assert mean_tick(powers).power_watts == 175.0
     with pytest.raises(ValueError, match="no ticks"):
         mean_tick([])
 
@@ -95,6 +98,23 @@ def test_means_hold_what_is_used_besides_cpu_time(database: Database) -> None:
     [hour, *_] = read(database, 0, 7200, most=1)
     assert hour.resources is not None
     assert hour.resources.memory_pressure == 0.15
+
+
+def test_means_hold_the_power_of_ticks_that_know_it(database: Database) -> None:
+    of = {"policy": "fair", "mode": "enforce", "host_cpu_share": 0.1, "vms": []}
+    ticks = {}
+    for second in range(0, 7300, 5):
+        power = {"power_watts": 140.0 if second % 20 else 160.0} if second < 3600 and second % 10 == 0 else {}
+        ticks[at(second)] = json.dumps(of | {"at": at(second).isoformat()} | power)
+    with database.registering() as session:
+        put_host(session, HostSpec("h"), HOUR, lambda _etag: None)
+        store_ticks(session, "h", ticks)
+    TickRollUps(database, KEEP).roll_up()
+    assert [tick.power_watts for tick in read(database, 0, 3600, most=1)] == [150.0]
+    assert [tick.power_watts for tick in read(database, 3600, 7200, most=1)] == [None]
+    with database.reading() as session:
+        bodies = [json.loads(body) for body in session.scalars(select(TickRollupRow.body))]
+    assert sum("power_watts" in body for body in bodies) == 60 + 1, "nothing is said where nothing is known"
 
 
 def test_minutes_and_hours_hold_the_means_of_their_ticks(database: Database) -> None:

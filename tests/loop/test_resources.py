@@ -10,8 +10,9 @@ from prometheus_client import generate_latest
 
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.resource_keeper import EVERY_S, NO_RESOURCES
-from manager.loop.status import tick_record
+from manager.loop.status import tick_record, tick_status
 from manager.loop.tick import TickResult
+from manager.model.energy import EnergyCounter, EnergyPart, HostPower
 from manager.model.host import VmInstance
 from manager.model.registration import VmClass
 from manager.model.resource_use import (
@@ -205,3 +206,47 @@ def test_metrics_have_all_vms(counted: tuple[Rig, FakeResources]) -> None:
     assert 'equipoise_vm_network_bytes_per_second{direction="sent",interface="vnet7",vm="vm0"} 1e+06' in page
     assert 'equipoise_host_disk_busy_ratio{device="vda"} 0.0' in page
     assert "equipoise_vm_vhost_pcpus{" not in page
+
+
+def energy(package_j: float, dram_j: float) -> dict[str, EnergyCounter]:
+    joules = {EnergyPart.PACKAGE: package_j, EnergyPart.DRAM: dram_j}
+    return {part: EnergyCounter(part, round(value * 1e6), 262_000_000_000) for part, value in joules.items()}
+
+
+def test_the_power_of_the_host_is_in_each_tick_and_its_energy_is_counted(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+
+    def second() -> TickResult:
+        resources.own = resources.own._replace(energy=energy(100.0 * rig.now_s, 20.0 * rig.now_s))
+        return tick(rig, resources)
+
+    results = [second() for _ in range(3 * ROUND)]
+    watts = [tick_record(result).power_watts for result in results]
+    assert watts[: 2 * ROUND] == [None] * 2 * ROUND, "two readings make a difference"
+    assert watts[2 * ROUND :] == pytest.approx([120.0] * ROUND)
+    last = results[-1]
+    assert last.power == HostPower(pytest.approx(100.0), pytest.approx(20.0))
+    assert last.energy_j == pytest.approx({"package": 100.0 * ROUND, "dram": 20.0 * ROUND})
+    assert tick_status(last, 0, 0, connected=True).power == last.power
+
+    resources.own = resources.own._replace(energy={})  # as where the files can no longer be read
+    later = tick(rig, resources, 2 * ROUND)
+    assert later.power is None
+    assert later.energy_j.keys() == {"package", "dram"}, "what was counted stays"
+
+
+def test_metrics_have_the_energy_of_the_host_and_the_power_of_vms(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    for _ in range(2 * ROUND + 1):
+        resources.own = resources.own._replace(energy=energy(100.0 * rig.now_s, 20.0 * rig.now_s))
+        result = tick(rig, resources)
+    view = result.snapshot.vms[0]
+    vms = (replace(view, cpu_share=0.4), *result.snapshot.vms[1:])
+    result = replace(result, busy=0.8, snapshot=replace(result.snapshot, vms=vms))
+    metrics = AgentMetrics()
+    metrics.observe(result, 0, connected=True)
+    page = generate_latest(metrics.registry).decode()
+    assert f'equipoise_host_energy_joules_total{{domain="package"}} {100.0 * ROUND}' in page
+    assert f'equipoise_host_energy_joules_total{{domain="dram"}} {20.0 * ROUND}' in page
+    [line] = [line for line in page.splitlines() if line.startswith(f'equipoise_vm_power_watts{{vm="{view.name}"}}')]
+    assert float(line.split()[1]) == pytest.approx((120.0 - 120.0 * 0.5 / 0.9) / 2), "half of what is not idle"

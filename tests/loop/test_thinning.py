@@ -29,6 +29,9 @@ HOT: dict[str, Any] = {"index": 1, "used": 0.95, "waited": 0.01, "full": 1}
 SLOT_S = 5.0
 
 
+WATTS = 120.5
+
+
 def window(number: int, application: str = "shop") -> Window:
     return Window(application, SLOT_S * number, SLOT_S * (number + 1), Histogram({500: 3, 600 + number % 3: 1}), 4.0)
 
@@ -43,6 +46,7 @@ def tick(number: int, used: float = 0.5) -> TickRecord:
         used,
         (VmTick("web", used, 0.01, number, "observe", VcpuTick(**HOT)),),
         resources if number % 2 else None,
+        WATTS,
     )
 
 
@@ -83,6 +87,7 @@ def test_minutes_of_a_long_time_take_the_place_of_intervals(outbox: Outbox) -> N
     whole = [one for one in windows if one["end_s"] - one["start_s"] == 60]
     assert len(whole) > 10
     assert all(one["end_s"] % 60 == 0 for one in whole)
+    assert {one["power_watts"] for one in ticks} == {WATTS}
     means = [one for one in ticks if one["host_cpu_share"] == 0.5]
     assert len(means) > 10
     assert means[0]["vms"] == [

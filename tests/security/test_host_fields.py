@@ -32,7 +32,7 @@ SHARES = {"vm": "web", "cpu_share": 1.0, "run_delay_share": 9.0, "weight": 1, "m
 FORGED: dict[str, Any] = {
     "agent_version": "forged",
     "capabilities": {**CAPABILITIES, "kernel": "forged"},
-    "tick": tick(policy="forged"),
+    "tick": tick(policy="forged", power={"package_watts": 9000.0, "dram_watts": 900.0}),
     "vms": [status("web", pid=666)],
     "vms_changed_only": True,
     "sources": [source_status("probe", detail="forged")],
@@ -40,7 +40,7 @@ FORGED: dict[str, Any] = {
     "findings": {"at": moment(0), "findings": [FINDING]},
     "services": {"services": [], "problem": "forged"},
     "windows": [window(count=99)],
-    "ticks": [tick_of(1, vms=[SHARES], policy="forged")],
+    "ticks": [tick_of(1, vms=[SHARES], policy="forged", power_watts=9900.0)],
     "decisions": [record(1), record(2, vm="web", host=HOST)],
     "events": [event(1, severity="error", message="forged")],
     "migrations": [{"number": 1, "state": "done"}],

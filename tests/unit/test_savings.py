@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.savings import CostedUse, CostModel, HostUse, Savings, model_of, saved_by
+from manager.control.savings import (
+    CostedUse,
+    CostModel,
+    EnergySource,
+    HostUse,
+    Savings,
+    model_of,
+    saved_by,
+    use_of_history,
+)
 from manager.model.costs import HostCosts
 
 MODEL = CostModel()
@@ -100,3 +111,47 @@ def test_the_costs_of_a_host_that_nobody_set_are_those_of_the_study() -> None:
     assert model_of(HostCosts()) == MODEL
     costs = HostCosts(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
     assert model_of(costs) == CostModel(1.0, 2.0, 3.0, 0.004, 0.05, 6.0, 7.0, 8.0)
+
+
+def measured(rapl_kwh: float, rapl_hours: float = 24.0, critical: float = 0.1, batch: float = 0.9) -> HostUse:
+    return replace(shared(critical, batch), rapl_kwh=rapl_kwh, rapl_hours=rapl_hours)
+
+
+def test_measured_energy_takes_the_place_of_the_models_and_the_rest_follows_in_proportion() -> None:
+    model, rapl = saved(shared(0.1, 0.9)), saved(measured(3.6))
+    assert model is not None
+    assert rapl is not None
+    assert (model.energy_source, rapl.energy_source) == (EnergySource.MODEL, EnergySource.RAPL)
+    assert (model.energy_kwh, rapl.energy_kwh) == pytest.approx((7.2, 3.6))
+    assert (rapl.batch_kwh, rapl.saved_kwh) == pytest.approx((model.batch_kwh / 2, model.saved_kwh / 2))
+    same = ("gain", "utilisation", "saved_servers", "together_usd_per_year", "apart_usd_per_year")
+    assert [getattr(rapl, name) for name in same] == [getattr(model, name) for name in same]
+
+
+def test_hours_without_readings_count_as_the_others_if_these_are_most() -> None:
+    mostly, seldom = saved(measured(1.8, 12.0)), saved(measured(1.7, 11.9))
+    assert mostly is not None
+    assert seldom is not None
+    assert (mostly.energy_source, mostly.energy_kwh) == (EnergySource.RAPL, pytest.approx(3.6))
+    assert (seldom.energy_source, seldom.energy_kwh) == (EnergySource.MODEL, pytest.approx(7.2))
+
+
+def test_a_fleet_says_that_only_some_was_measured() -> None:
+    found = saved(shared(0.1, 0.9), measured(3.6))
+    assert found is not None
+    assert (found.energy_source, found.energy_kwh) == (EnergySource.MIXED, pytest.approx(7.2 + 3.6))
+
+
+def test_an_idle_host_whose_model_draws_nothing_has_what_was_measured() -> None:
+    found = saved_by([CostedUse(measured(2.4, critical=0.0, batch=0.0), CostModel(idle_part=0.0))])
+    assert found is not None
+    assert (found.energy_kwh, found.batch_kwh, found.saved_kwh) == (2.4, 0.0, 0.0)
+
+
+def test_a_history_is_summed_over_what_was_measured() -> None:
+    def step(busy: float | None, **more: float | None) -> dict[str, float | None]:
+        return {"host_cpu_share": busy, "critical_share": 0.1, "batch_share": 0.2, "other_share": 0.0} | more
+
+    steps = [step(0.3, power_watts=100.0), step(0.3, power_watts=None), step(0.3), step(None, power_watts=None)]
+    use = use_of_history("kvm7", {"step_s": 1800, "steps": steps})
+    assert (use.hours, use.rapl_hours, use.rapl_kwh) == pytest.approx((1.5, 0.5, 0.05))

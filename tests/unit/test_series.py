@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from manager.control.budget import Steps
@@ -54,3 +56,17 @@ def test_what_is_not_registered_and_ticks_of_other_times_are_left_out() -> None:
     [step], vms = host_lines("kvm1", ticks, CLASSES, ONE)
     assert [vm.vm for vm in vms] == ["web"]
     assert step.other_share == pytest.approx(0.7)
+
+
+def test_power_is_the_mean_of_the_ticks_that_know_it() -> None:
+    ticks = [replace(tick(1), power_watts=100.0), tick(2), replace(tick(3), power_watts=200.0)]
+    steps, _ = host_lines("kvm1", [*ticks, tick(12)], CLASSES, Steps(0, 10, 2, 5))
+    assert [step.power_watts for step in steps] == [150.0, None]
+
+
+def test_vms_have_their_parts_of_the_power_without_the_idle_part() -> None:
+    ticks = [replace(tick(1, 0.8, web=0.2, hog=0.6), power_watts=180.0), tick(12, 0.8, web=0.2)]
+    _, (hog, web) = host_lines("kvm1", ticks, CLASSES, Steps(0, 10, 2, 5), idle_part=0.5)
+    assert (hog.power_watts, web.power_watts) == ([60.0, None], [20.0, None]), "of 180 W, 100 W are idle"
+    _, (hog, _) = host_lines("kvm1", ticks, CLASSES, Steps(0, 10, 2, 5), idle_part=0.0)
+    assert hog.power_watts == [135.0, None]

@@ -90,6 +90,24 @@ def test_a_host_whose_loop_stands_still_is_named() -> None:
     assert "kvm1: no tick for 35 s: nothing is controlled; see its events" in status_commands._warnings([one])
 
 
+def test_a_host_whose_power_is_measured_says_so() -> None:
+    one = host(None)
+    assert status_commands._power(one) == ""
+    assert status_commands._power(one | {"tick": None}) == ""
+    one["tick"]["power"] = {"package_watts": 140.0, "dram_watts": 10.0}
+    assert status_commands._power(one) == "kvm1: processors and memory draw 150.0 W (RAPL), of it 100.0 W idle"
+    one["costs"] = {"idle_percent": 0}
+    assert status_commands._power(one).endswith("of it 0.0 W idle")
+
+
+def test_vms_have_a_column_of_power_where_any_has_it() -> None:
+    plain, powered, stopped = vm(None), vm(None) | {"power_watts": 12.34}, vm(None) | {"status": None}
+    assert "power" not in [str(column.header) for column in status_commands._vms_table([plain]).columns]
+    table = status_commands._vms_table([plain, powered, stopped])
+    [power] = [column for column in table.columns if str(column.header) == "power"]
+    assert [str(cell) for cell in power.cells] == ["-", "12.3 W", ""]
+
+
 def test_a_vm_with_one_full_vcpu_is_named() -> None:
     one = host(None)
     assert list(status_commands._busy_vcpus(one)) == []

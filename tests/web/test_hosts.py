@@ -450,6 +450,33 @@ def test_a_vm_has_its_part_of_it(desk: Desk) -> None:
     assert desk.api.ok("GET", f"/hosts/{HOST}")["tick"]["resources"] == USE
 
 
+POWER = {"package_watts": 171.0, "dram_watts": 9.0}
+
+
+def test_a_host_whose_power_is_measured_shows_it_and_the_parts_of_its_vms(desk: Desk) -> None:
+    """Busy to 90 %, it would draw 10/19 of its 180 W idle as well, by the study's half of the peak."""
+    seen(desk)
+    browser = desk.browser(Role.VIEWER)
+    page = browser.get(f"/hosts/{HOST}")
+    assert "RAPL" not in page.by_id("vms").text
+    assert "Power, measured" not in page.text
+    assert desk.api.ok("GET", "/vms/web-1")["power_watts"] is None
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(power=POWER)), role="host")
+    vm = desk.api.ok("GET", "/vms/web-1")
+    expected_watts = 180.0 * (1 - 10 / 19) * vm["status"]["cpu_share"] / 0.9
+    assert vm["power_watts"] == pytest.approx(expected_watts, abs=0.01)
+    text = " ".join(browser.get(f"/hosts/{HOST}").text.split())
+    assert "Power, measured (RAPL) Processors171.0 W Memory9.0 W Of both, idle part94.7 W" in text
+    assert f"{expected_watts:.1f} W" in text
+    assert desk.api.ok("GET", f"/hosts/{HOST}")["tick"]["power"] == POWER
+    desk.api.ok("PATCH", f"/hosts/{HOST}", {"costs": {"idle_percent": 0}})
+    assert desk.api.ok("GET", "/vms/web-1")["power_watts"] == pytest.approx(
+        180.0 * vm["status"]["cpu_share"] / 0.9, abs=0.01
+    )
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(power={"package_watts": 171.0})), role="host")
+    assert "Processors171.0 W Of both" in " ".join(browser.get(f"/hosts/{HOST}").text.split())
+
+
 def test_a_host_shows_how_batch_vms_fare_and_their_jobs(desk: Desk) -> None:
     seen(desk)
     job = {"deadline": "2026-03-01T13:00:00Z", "cpu_seconds": 900, "max_slowdown": 1.5}

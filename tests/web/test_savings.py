@@ -74,6 +74,17 @@ def test_an_operator_sets_costs_in_the_form_of_the_host(desk: Desk) -> None:
     assert "Price of the server ($)" in page.text
 
 
+def test_measured_energy_is_labelled(used: Desk) -> None:
+    browser = used.browser(Role.VIEWER)
+    assert "Energy, model" in browser.get("/savings").text
+    ticks = [tick_of(second, vms=[], host_cpu_share=0.9, power_watts=143.0) for second in range(5, 1000, 5)]
+    used.api.clock.now_s += 1000
+    used.api.ok("POST", f"/hosts/{HOST}/report", report(ticks=ticks))
+    text = " ".join(browser.get("/savings").text.split())
+    assert "Energy, measured (RAPL)" in text
+    assert "without fans, disks and power supplies" in text
+
+
 def test_without_measurements_it_says_so(desk: Desk) -> None:
     assert "No CPU use was measured in this period" in desk.browser(Role.VIEWER).get("/savings").text
 

@@ -35,6 +35,13 @@ class VmOut(VmIn, Named):
     batch: Annotated[
         BatchVm | None, Field(description="how a batch VM fares against running alone; null: not known")
     ] = None
+    power_watts: Annotated[
+        float | None,
+        Field(
+            description="its part of the host's power (RAPL) by CPU time, without the part that the host would draw"
+            " idle; null: not measured"
+        ),
+    ] = None
 
 
 class DomainOut(DomainBody):

@@ -1,4 +1,4 @@
-"""The counters of the host itself: pressure, its disks, and all network interfaces with the names they have now."""
+"""The counters of the host itself: pressure, disks, energy, and all network interfaces with the names they have now."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from manager.host.registry import HostPaths
 from manager.host.resources.counter_texts import disk_lines, pressure_us, total_memory
 from manager.host.resources.held_file import HeldFile
 from manager.host.resources.link_counters import read_links
+from manager.host.resources.rapl_domains import RaplDomains
 from manager.model.resource_use import DeviceCounters, HostCounters, LinkCounters, Pressures, Uplink, Weighing
 
 UPLINKS_EVERY = 12
@@ -38,6 +39,7 @@ class HostCounterFiles:
         self._pressures = [HeldFile(paths.pressure / name) for name in ("cpu", "memory", "io")]
         self._diskstats = HeldFile(paths.diskstats)
         self._meminfo = HeldFile(paths.meminfo)
+        self._rapl = RaplDomains(paths)
         self._uplinks: tuple[Uplink, ...] = ()
         self._uplinks_unread = 0
         self._indexes: frozenset[int] = frozenset()
@@ -69,6 +71,7 @@ class HostCounterFiles:
             total_memory(self._meminfo.read() or b""),
             self._weighings(disks or {}),
             {name: number_of_disk(number.decode()) for number, name in self._device_names.items()},
+            energy=self._rapl.read(),
         )
 
     def _weighings(self, disks: Collection[str]) -> dict[str, Weighing]:
@@ -122,6 +125,7 @@ class HostCounterFiles:
         """Close all files; may be called twice."""
         for file in (*self._pressures, self._diskstats, self._meminfo):
             file.close()
+        self._rapl.close()
 
 
 def _name(index: int) -> str | None:
