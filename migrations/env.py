@@ -9,7 +9,13 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, create_engine
 
-from manager.store import access_models, host_models, pack_models, progress_models  # noqa: F401 - their tables are part of the metadata
+from manager.store import (  # noqa: F401 - their tables are part of the metadata
+    access_models,
+    host_models,
+    interference_models,
+    pack_models,
+    progress_models,
+)
 from manager.store.models import Base
 
 

@@ -20,6 +20,7 @@ _LABELS: Mapping[str, str] = {
     "vcpus": "vCPUs",
     "demand_pcpus": "Demand (pCPUs)",
     "like": "Serves requests as",
+    "max_batch_loss": "Batch VMs may lose (part of their CPU time)",
     "minutes": "History (minutes)",
 }
 

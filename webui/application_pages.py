@@ -13,6 +13,7 @@ from flask import Response, request
 from manager.api.auth import VIEWER, allow
 from manager.api.history_routes import StepOut
 from manager.model.cpus import parse_cpus
+from manager.model.interference import LOSS_BOUNDS
 from webui import rest
 from webui.drawing import spark
 from webui.rest import Json, RequestRefused
@@ -58,7 +59,7 @@ class Totals:
 @web.get("/applications/<name>")
 @allow(VIEWER)
 def application(name: str) -> Response:
-    """SLA, steps of the policy, charts, budget, evidence, sources and VMs."""
+    """SLA, steps of the policy, charts, budget, evidence, interference tables, sources and VMs."""
     path = rest.at("applications", name)
     answer = rest.get(path)
     vms = {vm["name"]: vm for vm in rest.every("/vms", application=name)}
@@ -72,6 +73,8 @@ def application(name: str) -> Response:
         others=[(other, window and window[f"{other}_ms"]) for other in others],
         budget=rest.get(f"{path}/budget"),
         evidence=rest.get(f"{path}/evidence") if answer["sla"] else None,
+        interference=rest.get(f"{path}/interference"),
+        bounds=LOSS_BOUNDS[::-1],
         sources=rest.get(f"{path}/sources", limit=1000)["items"],
         vms=vms,
         ranges=[(name, words) for name, (words, length_s) in PERIODS.items() if length_s],

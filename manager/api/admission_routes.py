@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
@@ -16,17 +17,26 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import NamePath
-from manager.api.schemas.admission_shapes import AdmissionFactors, AdmissionIn, AdmissionOut, AdmissionVm
+from manager.api.schemas.admission_shapes import (
+    AdmissionFactors,
+    AdmissionIn,
+    AdmissionOut,
+    AdmissionTable,
+    AdmissionVm,
+)
+from manager.api.table_verdicts import JudgedLoad, PresentLoad, judged_loads, opinion_of, present_loads
 from manager.api.vm_demand import pcpus_of, wanted_pcpus
 from manager.api.what_if_routes import TWIN_EFFORT, recorded
+from manager.control.admission_opinions import Opinion, combined
 from manager.control.consolidation import Consolidation, consolidation, overfull
 from manager.errors import InvalidRequest, NotFound, TwinRefused
 from manager.model.registration import VmClass
+from manager.model.verdict import FitVerdict
 from manager.protocol.report import VmStatus
 from manager.replay.recording import Recording
 from manager.sim.parallel import one_by_one
 from manager.sim.twin import Twin, calibrate
-from manager.sim.twin_admission import Admission, FitVerdict, NewVm, may_come, models_of
+from manager.sim.twin_admission import Admission, NewVm, may_come, models_of
 from manager.sim.twin_report import admission_json
 from manager.store.applications import applications_of
 from manager.store.models import ApplicationRow, HostRow
@@ -42,7 +52,8 @@ _RETRY_AFTER_S = 5
 class Newcomer:
     """The VM that may come, as far as it is known.
 
-    ``demand_pcpus`` None: all its vCPUs, or what the requests of those that it is ``like`` take.
+    ``demand_pcpus`` None: all its vCPUs, or what the requests of those that it is ``like`` take. ``max_batch_loss``:
+    the part of their CPU time that batch VMs may lose; None: any.
     """
 
     name: str | None
@@ -51,6 +62,7 @@ class Newcomer:
     demand_pcpus: float | None
     like: str
     rate_rps: float | None
+    max_batch_loss: float | None = None
 
     @property
     def wants_pcpus(self) -> float | None:
@@ -80,7 +92,10 @@ def admission_api(context: ManagerContext) -> RouteGroup:
                 refuse_unknown_policy(policy, context.policies)
                 newcomer = _newcomer(session, path.name, body)
                 recording, missing = _history(session, context, path.name, body.minutes)
-            return _Judged(path.name, policy, newcomer, recording, missing).answer()
+                loads = present_loads(session, context, host) if newcomer.vm_class is VmClass.BATCH else ()
+            return _Judged(path.name, policy, newcomer, recording, missing, loads).answer(
+                body.max_batch_loss is not None
+            )
         finally:
             busy.release()
 
@@ -104,10 +119,14 @@ def _newcomer(session: Session, host: str, body: AdmissionIn) -> Newcomer:
     like = body.like or ("" if not critical or body.demand_pcpus is not None else known.get("like", ""))
     if body.rate_rps is not None and not like:
         raise InvalidRequest("rate_rps", f"{body.rate_rps:g} is refused without `like`")
+    if body.max_batch_loss is not None and critical:
+        refused = f"{body.max_batch_loss:g} is refused for a critical VM: it is about more batch load"
+        raise InvalidRequest("max_batch_loss", refused)
     demand = body.demand_pcpus or known.get("demand")
     if body.demand_pcpus is not None and body.demand_pcpus > vcpus:
         raise InvalidRequest("demand_pcpus", f"{body.demand_pcpus:g} is refused; use at most its vCPUs, {vcpus}")
-    return Newcomer(body.vm, vm_class, vcpus, None if demand is None else min(demand, vcpus), like, body.rate_rps)
+    loss = body.max_batch_loss or known.get("loss")
+    return Newcomer(body.vm, vm_class, vcpus, None if demand is None else min(demand, vcpus), like, body.rate_rps, loss)
 
 
 def _known(session: Session, host: str, body: AdmissionIn) -> dict[str, Any]:
@@ -117,6 +136,8 @@ def _known(session: Session, host: str, body: AdmissionIn) -> dict[str, Any]:
     except NotFound as error:
         raise InvalidRequest("vm", str(error)) from error
     known: dict[str, Any] = {"class": vm["vm_class"]}
+    if vm["job"] is not None and vm["job"].max_slowdown is not None:
+        known["loss"] = 1 - 1 / vm["job"].max_slowdown
     if vm["application"] is not None:
         row = get(session, ApplicationRow, vm["application"])
         application = applications_of(session, [row])[row.name]
@@ -151,9 +172,13 @@ class _Judged:
     newcomer: Newcomer
     recording: Recording | None
     missing: tuple[str, ...]
+    loads: tuple[PresentLoad, ...]
 
-    def answer(self) -> AdmissionOut:
-        """By arithmetic, and by the twin where there is one."""
+    def answer(self, loss_matters: bool = False) -> AdmissionOut:
+        """By arithmetic, and by the twin and interference tables where there are any.
+
+        ``loss_matters``: where it is not known what batch VMs would lose, the verdict is unsure.
+        """
         missing = list(self.missing)
         found: dict[str, Any] = {"applications": [], "refused": [], "seeds": 0}
         verdict, reasons, gets_pcpus, like = FitVerdict.UNSURE, list[str](), None, self.newcomer.like
@@ -171,6 +196,15 @@ class _Judged:
         after = None
         if before is not None and wants_pcpus is not None:
             after = before.with_vm(self.newcomer.vm_class is VmClass.CRITICAL, wants_pcpus)
+        judged = self._by_tables(after)
+        simulated = Opinion("the twin", verdict, tuple(reasons)) if gets_pcpus is not None else None
+        opinion = _opinion(simulated, judged)
+        if opinion is not None:
+            verdict, reasons = opinion.verdict, list(opinion.reasons)
+        unknown = [each.loss.reason for each in judged if each.loss is not None and each.loss.verdict is None]
+        missing += [f"what batch VMs lose: {reason}" for reason in unknown]
+        if loss_matters and unknown and verdict is FitVerdict.YES:
+            verdict, reasons = FitVerdict.UNSURE, []
         if after is not None and (full := overfull(after)) and verdict is not FitVerdict.NO:
             verdict, reasons = FitVerdict.NO, [full]
         if verdict is FitVerdict.UNSURE:
@@ -195,8 +229,15 @@ class _Judged:
             consolidation=_factors(before, after) if before is not None else None,
             applications=found["applications"],
             refused=found["refused"],
+            tables=list(map(_table_out, judged)),
             missing=missing,
         )
+
+    def _by_tables(self, after: Consolidation | None) -> tuple[JudgedLoad, ...]:
+        """What tables say of each application there; nothing where it is not known what batch VMs will want."""
+        if after is None:
+            return ()
+        return judged_loads(self.loads, after.batch_pcpus, after.pcpus, self.newcomer.max_batch_loss)
 
     def _before(self) -> Consolidation | None:
         if self.recording is None:
@@ -232,4 +273,33 @@ def _factors(before: Consolidation, after: Consolidation | None) -> AdmissionFac
         critical_with=None if after is None else round(after.critical, 3),
         total_without=round(before.total, 3),
         total_with=None if after is None else round(after.total, 3),
+    )
+
+
+def _opinion(twin: Opinion | None, judged: Sequence[JudgedLoad]) -> Opinion | None:
+    """The more careful of what the twin and the tables say; None: they say nothing.
+
+    Without the twin tables that speak for the VM count only where they do for all applications there.
+    """
+    tables = opinion_of(judged)
+    if twin is None or tables is None:
+        partly = (
+            tables is not None and tables.verdict is FitVerdict.YES and any(each.verdict is None for each in judged)
+        )
+        return twin if partly else twin or tables
+    return combined(twin, tables)
+
+
+def _table_out(judged: JudgedLoad) -> AdmissionTable:
+    present, row = judged.present, (judged.loss or judged.sla).row
+    return AdmissionTable(
+        application=present.application,
+        host_type=present.host_type,
+        batch=judged.batch,
+        max_loss=row.max_loss if judged.loss is not None and row is not None else None,
+        rate_rps=present.rate_rps,
+        load_rps=row.load_rps if row is not None else None,
+        violated_rps=row.violated_rps if row is not None else None,
+        verdict=judged.verdict,
+        reason=judged.reason,
     )

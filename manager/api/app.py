@@ -17,6 +17,7 @@ from manager.api.docs import docs_pages
 from manager.api.fleet_routes import fleet_api
 from manager.api.history_routes import evidence_api, history_api
 from manager.api.host_routes import hosts_api, reported_api
+from manager.api.interference_routes import interference_api
 from manager.api.manager_metrics import Metrics
 from manager.api.preview_routes import preview_api
 from manager.api.problem_details import install_errors
@@ -72,7 +73,7 @@ def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenA
             for routes_of in (
                 *(hosts_api, vms_api, applications_api, samples_api, fleet_api, policies_api, preview_api),
                 *(reported_api, records_api, history_api, evidence_api, what_if_api, admission_api, proposals_api),
-                *(tokens_api, joining_api, users_api, audit_api, health_api),
+                *(interference_api, tokens_api, joining_api, users_api, audit_api, health_api),
             )
         ),
     ]

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from manager.api.balance_job import Balancer
 from manager.api.context import ManagerContext
+from manager.api.interference_job import InterferenceTables
 from manager.settings import Settings
 from manager.store.arrivals import Arrivals
 from manager.store.jobs import Job, Run
@@ -27,7 +28,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     rollups = RollUps(database, context.slot_length, context.min_samples, keep)
     ticks = TickRollUps(database, keep)
     silence = SilenceWatch(context.silent)
-    balancer = Balancer(context)
+    balancer, interference = Balancer(context), InterferenceTables(context)
     arrived = Arrivals(database, context.clock, context.boot)
 
     def cleanup(run: Run) -> Cleanup:
@@ -60,4 +61,5 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         Job("silent-hosts", context.slot_s, watch),
         Job("migrations", context.slot_s, close_migrations),
         Job("balance", _MINUTE_S, balancer.look),
+        Job("interference", _MINUTE_S, interference.look),
     )

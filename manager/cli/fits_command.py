@@ -12,6 +12,7 @@ import click
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
 from manager.errors import ManagerRefused
 from manager.model.registration import VmClass
+from manager.model.units import per_second
 from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import Table, output, progress
@@ -35,6 +36,11 @@ VERDICT
   one that is not met now gets worse; also where critical VMs would want more than all pCPUs. unsure, where a target is
   within an interval, or something is not known. yes otherwise.
 
+  Of a batch VM the interference tables of the applications there speak, too (`equipoise profile table`): whether the
+  present load of each is one that met its SLA beside as much batch load, on hosts of that type; with --batch-loss, or
+  max_slowdown of a registered VM, also whether batch VMs lost no more than that. Where the tables and the twin
+  disagree, the more careful verdict counts, and both are said.
+
 FLEET
   With --fleet all hosts are asked that report and on which it does not run. They are listed with the best first: by
   verdict, then by how far the worst application's predicted percentile, at the end of its interval, stays below its
@@ -43,7 +49,8 @@ FLEET
 OUTPUT
   The verdict with its reasons, consolidation factors, and a line for each application; with --fleet a line for each
   host. With --json the answer of the REST interface, with --fleet an object with vm, best (a host; null: none) and
-  hosts, each an answer or an object with host and error. All response times are simulated.
+  hosts, each an answer or an object with host and error. Response times with the VM are simulated, interference tables
+  measured.
 
 EXAMPLES
   equipoise fits render-7 --host kvm3
@@ -62,6 +69,9 @@ EXAMPLES
 @click.option("--demand", type=click.FloatRange(0.01, 256), metavar="PCPUS", help="CPU seconds a second that it wants.")
 @click.option("--like", metavar="APPLICATION[/TIER]", help="It serves requests as that one does.")
 @click.option("--rate", type=click.FloatRange(0.01, 1e5), metavar="RPS", help="Requests per second.")
+@click.option(
+    "--batch-loss", type=click.FloatRange(5, 100), metavar="PERCENT", help="CPU time that batch VMs may lose at most."
+)
 @click.option("--policy", metavar="POLICY", help="An installed policy. [default: the one in force]")
 @click.option(
     "--minutes", type=click.FloatRange(1, 60), default=60.0, show_default=True, help="History to simulate from."
@@ -124,6 +134,7 @@ def _question(client: ManagerClient, vm: str, asked: dict[str, Any]) -> dict[str
         "demand_pcpus": asked["demand"],
         "like": asked["like"],
         "rate_rps": asked["rate"],
+        "max_batch_loss": None if asked["batch_loss"] is None else asked["batch_loss"] / 100,
         "policy": asked["policy"],
         "minutes": asked["minutes"],
     }
@@ -179,7 +190,9 @@ def _fleet(client: ManagerClient, vm: str, body: dict[str, Any], as_json: bool) 
 
 
 def _lines(answer: dict[str, Any]) -> Iterator[str | Table]:
-    yield f"{answer['host']}: {answer['verdict']}{', simulated' if answer['simulated'] else ', by arithmetic alone'}"
+    judged = any(each["verdict"] for each in answer["tables"])
+    how = "simulated" if answer["simulated"] else "by interference tables" if judged else "by arithmetic alone"
+    yield f"{answer['host']}: {answer['verdict']}, {how}"
     yield from (f"  {reason}" for reason in answer["reasons"])
     factors = answer["consolidation"]
     if factors:
@@ -193,6 +206,8 @@ def _lines(answer: dict[str, Any]) -> Iterator[str | Table]:
         yield f"  it wants {answer['vm']['wants_pcpus']:.2f} pCPUs and gets {gets:.2f}"
     if answer["applications"]:
         yield _table(answer)
+    if answer["tables"]:
+        yield _measured(answer)
     yield from (f"{each['application']} is not predicted: {each['reason']}" for each in answer["refused"])
     if answer["verdict"] != "unsure":  # else it is among the reasons
         yield from (f"missing: {text}" for text in answer["missing"])
@@ -214,6 +229,16 @@ def _table(answer: dict[str, Any]) -> Table:
             f"{app['violated_without']:.1%}" if app["without"] else "-",
             f"{app['violated_with']:.1%}",
         )
+    return table
+
+
+def _measured(answer: dict[str, Any]) -> Table:
+    title = f"Measured: interference tables, {answer['tables'][0]['batch']} batch load with it"
+    table = Table("application", "present load", "largest load", "verdict", "reason", title=title)
+    for each in answer["tables"]:
+        loads = (each["rate_rps"], each["load_rps"])
+        rates = ("-" if rate is None else per_second(rate) for rate in loads)
+        table.add_row(each["application"], *rates, each["verdict"] or "-", each["reason"])
     return table
 
 

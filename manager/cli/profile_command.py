@@ -29,6 +29,7 @@ from manager.cli.options import (
 )
 from manager.cli.profile_load import load_command
 from manager.cli.profile_pair import pair_command
+from manager.cli.profile_table import table_command
 from manager.cli.sweep import Sweep, SweepStep, SweepTarget, Swept, Timing, examine
 from manager.control.knee import BOUNDS, DEFAULT_RULES, Curve, KneeRules, curve_of
 from manager.model.cpus import parse_cpus
@@ -119,6 +120,7 @@ def profile() -> None:
 
 profile.add_command(load_command)
 profile.add_command(pair_command)
+profile.add_command(table_command)
 
 
 def _parse_ways(_context: click.Context, _parameter: click.Parameter, text: str) -> frozenset[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from manager.cli.options import ManPageGroup, json_option
-from manager.cli.twin_commands import calibrate_command, fits
+from manager.cli.twin_commands import calibrate_command, fits, loads
 from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.generate import random_scenario
@@ -260,6 +260,7 @@ def matrix(
 
 sim.add_command(calibrate_command, "calibrate")
 sim.add_command(fits)
+sim.add_command(loads)
 
 
 def _drawing() -> Callable[[Table, Path], None]:

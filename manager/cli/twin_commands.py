@@ -1,4 +1,4 @@
-"""`equipoise sim calibrate` and `equipoise sim fits`: the twin of a host."""
+"""`equipoise sim calibrate`, `equipoise sim fits` and `equipoise sim loads`: the twin of a host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from manager.sim.scenario_text import scenario_text
 from manager.sim.twin import Twin, calibrate, steps
 from manager.sim.twin_admission import NewVm, may_come
 from manager.sim.twin_effort import Effort
-from manager.sim.twin_report import admission_json, admission_table, refusal_lines, twin_json, twin_tables
+from manager.sim.twin_loads import runs_of, simulated_table
+from manager.sim.twin_report import (
+    admission_json,
+    admission_table,
+    loads_json,
+    loads_table,
+    refusal_lines,
+    twin_json,
+    twin_tables,
+)
 from manager.terminal import output, progress, say
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -63,6 +72,23 @@ EXAMPLES
   equipoise sim fits monday.jsonl --class batch --vcpus 4 --demand 2.5
   equipoise sim fits monday.jsonl --class critical --vcpus 2 --like shop/web --rate 40
   equipoise sim fits monday.jsonl --class batch --vcpus 8 --policy isolation --json | jq -r .verdict
+"""
+
+_LOADS_EPILOG = """
+RECORDING
+  As of `equipoise sim calibrate`, which is done first.
+
+OUTPUT
+  The interference table of APP as the host's twin predicts it, for loads and batch VMs that never came: APP at 50, 75,
+  100, 125, 150 and 200 % of its mean load in the recording, each for five minutes, beside batch VMs that want none, 25,
+  50, 95 and 100 % of all pCPUs in place of those of the recording. A load counts where it meets the SLA with its whole
+  interval, and batch VMs lose no more of what they want than the column says; nothing above a load that does not
+  counts. All of it is simulated. Where `equipoise profile table` knows a load, that was measured: believe it.
+
+EXAMPLES
+  equipoise record monday.jsonl --since 1h
+  equipoise sim loads monday.jsonl shop
+  equipoise sim loads monday.jsonl shop --json | jq '.rows[] | select(.batch == "full")'
 """
 
 seeds_option = click.option(
@@ -131,6 +157,19 @@ def fits(
         *(f"  {reason}" for reason in found.reasons),
         admission_table(found, twin),
     )
+
+
+@click.command(cls=ManPage, epilog=_LOADS_EPILOG)
+@click.argument("recording", metavar="RECORDING")
+@click.argument("application", metavar="APP")
+@seeds_option
+@json_option
+def loads(recording: str, application: str, seeds: int, as_json: bool) -> None:
+    """Predict how much load APP stands beside batch VMs on the host of a RECORDING."""
+    twin = make_twin(read_recording(recording), seeds)
+    with progress("loads", runs_of(twin)) as bar:
+        table = simulated_table(twin, application, on_step=bar.advance)
+    output(as_json, loads_json(table, twin), loads_table(table, twin))
 
 
 def make_twin(recording: Recording, seeds: int) -> Twin:

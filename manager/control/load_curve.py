@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol, TypeVar
 
 from manager.control.knee import fit
 
@@ -26,6 +27,16 @@ RISES = 1.5
 """The curve rises so many times, or it has no knee."""
 MUCH_BATCH = 0.25
 """Share of the host's CPU time from which on batch VMs count as running."""
+
+
+class AtRate(Protocol):
+    """Anything that was measured at a rate of requests, in requests per second."""
+
+    @property
+    def rate_rps(self) -> float: ...
+
+
+Rated = TypeVar("Rated", bound=AtRate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ def load_curve(steps: Sequence[LoadStep], sla_ms: float | None) -> LoadCurve:
     """The curve through these steps, in any order. ``sla_ms`` None: there is no target to compare with."""
     if len(steps) < LEAST_STEPS:
         return LoadCurve(why=f"{len(steps)} steps with response times and a rate: {LEAST_STEPS} are needed")
-    groups = _banded(sorted(steps, key=lambda step: step.rate_rps))
+    groups = banded(steps)
     medians = [median(step.percentile_ms for step in group) for group in groups]
     # The fit never rises with its key, so the keys run from much load to little.
     fitted = fit({-place: (medians[place], len(group)) for place, group in enumerate(groups)})
@@ -104,7 +115,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     count, outside, rank = len(values), 0.0, 0
     while rank < count // 2:
-        outside += math.exp(_log_choose(count, rank) - count * math.log(2))
+        outside += chance_of(rank, count, 0.5)
         if 2 * outside > 1 - CONFIDENCE:
             break
         rank += 1
@@ -112,18 +123,24 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return values[place], values[count - 1 - place]
 
 
-def _log_choose(count: int, chosen: int) -> float:
-    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
+def chance_of(hits: int, count: int, share: float) -> float:
+    """The probability of so many hits among ``count``, each of probability ``share``, 0 < share < 1 (binomial)."""
+    ways = math.lgamma(count + 1) - math.lgamma(hits + 1) - math.lgamma(count - hits + 1)
+    return math.exp(ways + hits * math.log(share) + (count - hits) * math.log1p(-share))
 
 
-def _banded(ordered: Sequence[LoadStep]) -> list[list[LoadStep]]:
-    """By rate in BANDS of equal width; one of too few steps joins the one below, the first the one above."""
+def banded(steps: Sequence[Rated]) -> list[list[Rated]]:
+    """By rate in BANDS of equal width; one of too few steps joins the one below, the first the one above.
+
+    ``steps`` are at least one, in any order.
+    """
+    ordered = sorted(steps, key=lambda step: step.rate_rps)
     lowest, highest = ordered[0].rate_rps, ordered[-1].rate_rps
     width = (highest - lowest) / BANDS or 1.0
-    bands: list[list[LoadStep]] = [[] for _ in range(BANDS)]
+    bands: list[list[Rated]] = [[] for _ in range(BANDS)]
     for step in ordered:
         bands[min(int((step.rate_rps - lowest) / width), BANDS - 1)].append(step)
-    merged: list[list[LoadStep]] = []
+    merged: list[list[Rated]] = []
     for band in bands:
         if merged and (len(band) < LEAST_STEPS or len(merged[-1]) < LEAST_STEPS):
             merged[-1].extend(band)

@@ -140,6 +140,18 @@ def cpu_flags(paths: HostPaths) -> frozenset[str]:
     return frozenset()
 
 
+def cpu_model(paths: HostPaths) -> str:
+    """The model of the first CPU in /proc/cpuinfo: its name (x86), or numbers of maker and part (Arm); empty: none."""
+    fields: dict[str, str] = {}
+    for line in (text_of(paths.cpuinfo) or "").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), " ".join(value.split()))
+    if fields.get("model name"):
+        return fields["model name"]
+    numbers = [fields.get(name, "") for name in ("CPU implementer", "CPU part")]
+    return f"implementer {numbers[0]}, part {numbers[1]}" if all(numbers) else ""
+
+
 class Mount(NamedTuple):
     """A mount of this mount namespace. ``top`` is the folder of the file system that ``point`` shows."""
 

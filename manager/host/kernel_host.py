@@ -17,7 +17,7 @@ from manager.host.chosen_waits import ChosenWaits
 from manager.host.disk_ceilings import DiskCeilings
 from manager.host.disk_knobs import DiskKnobs
 from manager.host.disk_weights import DiskWeights
-from manager.host.files import read_small, refusal, refused
+from manager.host.files import cpu_model, read_small, refusal, refused
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
@@ -72,6 +72,7 @@ class KernelHost:
             self.boot_id = paths.boot_id.read_text().strip()
             self._mounts: CgroupMounts = read_mounts(paths)
             self._kernel = paths.kernel_release.read_text().strip()
+            self._cpu_model = cpu_model(paths)
             online = parse_cpus(paths.online_cpus.read_text())
         except (OSError, ValueError) as error:
             raise HostError(f"this host cannot be read: {error}") from error
@@ -189,6 +190,7 @@ class KernelHost:
             scheduler_is_ours=ours,
             limits_real_time=self._schedulings.limits,
             needs_batch_group=needs_batch_group,
+            cpu_model=self._cpu_model,
         )
 
     def _has_idle_class(self) -> bool:

@@ -66,6 +66,7 @@ class Capabilities:
     needs_batch_group: Annotated[
         bool | None, Field(description="beside several batch VMs, wake-ups are late; null: not known")
     ] = None
+    cpu_model: Annotated[SafeText, Field(description="of the first pCPU; empty: not known")] = ""
     __pydantic_config__: ClassVar = CLOSED
 
 

@@ -1,4 +1,4 @@
-"""The likely cause of a violated SLA, in a word."""
+"""Verdicts in a word: the likely cause of a violated SLA, and whether a VM may come."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ class VerdictKind(StrEnum):
     POWER = "power"
     NOT_CPU = "not_cpu"
     UNKNOWN = "unknown"
+
+
+class FitVerdict(StrEnum):
+    """Whether a VM may come; ``unsure``: a target is within an interval, or too little is known of an application."""
+
+    YES = "yes"
+    NO = "no"
+    UNSURE = "unsure"

@@ -66,6 +66,7 @@ class SimHost:
             warnings=(f"simulated host: scenario {world.scenario.name}",),
             idle_class=True,
             topology=Topology.flat(sorted(cpus)),
+            cpu_model="simulated CPU",
         )
 
     @property

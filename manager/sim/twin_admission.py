@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from statistics import fmean
 
 from manager.errors import SettingsError
 from manager.model.histogram import Histogram
 from manager.model.registration import VmClass
+from manager.model.verdict import FitVerdict
 from manager.sim.parallel import on_all_cores
 from manager.sim.scenario import AppSpec, BatchPhase, BatchSpec, Constant, Scenario
 from manager.sim.twin import AppTwin, PlayAll, Twin
@@ -35,14 +35,6 @@ class NewVm:
     demand_pcpus: float | None = None
     like: str = ""
     rate_rps: float | None = None
-
-
-class FitVerdict(StrEnum):
-    """Whether it may come; ``unsure``: a target is within an interval, or nothing is predicted of an application."""
-
-    YES = "yes"
-    NO = "no"
-    UNSURE = "unsure"
 
 
 @dataclass(frozen=True, slots=True)

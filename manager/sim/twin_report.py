@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from manager.model.fields import timestamp
+from manager.model.interference import ANY_LOSS, LOSS_BOUNDS, BatchClass
+from manager.model.units import per_second, percent
 from manager.sim.scenario import Shape
 from manager.sim.twin import MEDIAN_BOUND, P90_BOUND, AppTwin, Twin
 from manager.sim.twin_admission import Admission
+from manager.sim.twin_loads import SimulatedTable
 from manager.sim.twin_prediction import ClosedLoop, PercentileSpan, ms_text
 from manager.terminal import Table
 
@@ -220,3 +223,49 @@ def _app_json(twin: Twin, app: AppTwin) -> dict[str, Any]:
             "overall": round(error.overall, 4),
         },
     }
+
+
+def loads_json(table: SimulatedTable, twin: Twin) -> dict[str, Any]:
+    """The simulated interference table of an application, and the loads it is made of."""
+    return {
+        "simulated": True,
+        "host": twin.observed.assignment.host.name,
+        "policy": twin.observed.policy,
+        "application": table.app.name,
+        "percentile": table.app.percentile,
+        "target_ms": table.target_ms,
+        "mean_rps": round(table.mean_rps, 3),
+        "seeds": len(twin.runs),
+        "rows": [
+            {
+                "batch": str(row.batch),
+                "max_loss": row.max_loss,
+                "load_rps": row.load_rps,
+                "violated_rps": row.violated_rps,
+            }
+            for row in table.rows
+        ],
+        "points": [
+            {
+                "batch": str(point.batch),
+                "rate_rps": point.rate_rps,
+                "with": _span_json(point.then),
+                "batch_lost": round(point.batch_lost, 4),
+            }
+            for point in table.points
+        ],
+    }
+
+
+def loads_table(table: SimulatedTable, twin: Twin) -> Table:
+    """The same for people."""
+    bounds = LOSS_BOUNDS[::-1]
+    names = ("any loss" if bound == ANY_LOSS else f"loss <= {percent(bound)}" for bound in bounds)
+    title = f"Simulated: largest load of {table.app.name} on {twin.observed.assignment.host.name}"
+    caption = f"{len(twin.runs)} seeds; the recording has {per_second(table.mean_rps)}: more is extrapolated"
+    shown = Table("batch load", *names, "too much from", title=title, caption=caption)
+    rows = {(row.batch, row.max_loss): row for row in table.rows}
+    for batch in BatchClass:
+        loads = [*(rows[batch, bound].load_rps for bound in bounds), rows[batch, ANY_LOSS].violated_rps]
+        shown.add_row(batch, *("-" if rate is None else per_second(rate) for rate in loads))
+    return shown

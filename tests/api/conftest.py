@@ -52,6 +52,7 @@ CAPABILITIES = {
     "scheduler_is_ours": False,
     "limits": [],
     "needs_batch_group": True,
+    "cpu_model": "Example CPU",
 }
 
 

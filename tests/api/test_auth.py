@@ -73,6 +73,7 @@ ROUTES = [
     Route("GET /api/v1/applications/<name>/tiers-history", VIEWER, "/applications/shop/tiers-history"),
     Route("GET /api/v1/applications/<name>/budget", VIEWER, "/applications/shop/budget"),
     Route("GET /api/v1/applications/<name>/evidence", VIEWER, "/applications/shop/evidence"),
+    Route("GET /api/v1/applications/<name>/interference", VIEWER, "/applications/shop/interference"),
     Route("GET /api/v1/hosts/<name>/history", VIEWER, "/hosts/kvm1/history"),
     Route("POST /api/v1/hosts/<name>/admission", VIEWER, "/hosts/kvm1/admission", {"class": "batch", "vcpus": 1}),
     Route("GET /api/v1/proposals", VIEWER, "/proposals"),

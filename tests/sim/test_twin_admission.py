@@ -13,10 +13,11 @@ from click.testing import CliRunner, Result
 from manager.cli import main
 from manager.errors import SettingsError, TwinRefused
 from manager.model.registration import VmClass
+from manager.model.verdict import FitVerdict
 from manager.sim.parallel import one_by_one
 from manager.sim.scenario import BatchSpec, Constant
 from manager.sim.twin import Twin
-from manager.sim.twin_admission import Admission, AppWithout, FitVerdict, NewVm, may_come, with_vm
+from manager.sim.twin_admission import Admission, AppWithout, NewVm, may_come, with_vm
 from manager.sim.twin_play import TwinJob, play
 from manager.sim.twin_prediction import PercentileSpan
 from tests.sim.test_twin import shop, truth, twin_of, write

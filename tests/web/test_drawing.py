@@ -12,9 +12,8 @@ from manager.model.finding import FindingStatus
 from manager.model.numbers import milliseconds
 from manager.model.records import OutcomeKind, Severity
 from manager.model.source import SourceState
-from manager.model.verdict import VerdictKind
+from manager.model.verdict import FitVerdict, VerdictKind
 from manager.model.window import Burn, SlaState
-from manager.sim.twin_admission import FitVerdict
 from webui.drawing import spark, split
 from webui.words import (
     BADGES,

@@ -6,14 +6,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from manager.model.fields import NAME_PATTERN, Count, Name, Schema
+from manager.model.fields import NAME_PATTERN, Count, Name, Schema, Text
+from manager.model.interference import BatchClass
 from manager.model.registration import VmClass
-from manager.sim.twin_admission import FitVerdict
+from manager.model.verdict import FitVerdict
 
 _TIER = NAME_PATTERN.removesuffix("$") + "(/" + NAME_PATTERN.removeprefix("^").removesuffix("$") + ")?$"
 Factor = Annotated[float, Field(ge=0)]
 Vcpus = Annotated[int, Field(ge=1, le=256, description="1 to 256")]
 Demand = Annotated[float, Field(ge=0.01, le=256, description="0.01 to 256")]
+BatchLoss = Annotated[float, Field(ge=0.05, le=1, description="0.05 to 1")]
 Rps = Annotated[float, Field(ge=0.01, le=1e5, description="0.01 to 100000")]
 
 
@@ -33,6 +35,10 @@ class AdmissionIn(Schema):
     )
     rate_rps: Rps | None = Field(default=None, description="requests per second; null: as many as one of those VMs")
     policy: Name | None = Field(default=None, description="an installed policy; null: the one in force")
+    max_batch_loss: BatchLoss | None = Field(
+        default=None,
+        description="part of their CPU time that batch VMs may lose; null: by the registered max_slowdown, or any",
+    )
     minutes: Annotated[float, Field(ge=1, le=60, description="history that the host's twin is made of")] = 60
 
 
@@ -84,6 +90,20 @@ class AdmissionRefusal(Schema):
     reason: str
 
 
+class AdmissionTable(Schema):
+    """What the interference table of an application says of its present load with the VM there: measured."""
+
+    application: Name
+    host_type: Text
+    batch: BatchClass = Field(description="class of the batch VMs with the VM among them")
+    max_loss: float | None = Field(description="part of their CPU time that batch VMs may lose; null: any")
+    rate_rps: float | None = Field(description="present load, req/s; null: not known")
+    load_rps: float | None = Field(description="largest load of that class that is known to do; null: none is")
+    violated_rps: float | None = Field(description="from this load on it does not; null: none is known")
+    verdict: FitVerdict | None = Field(description="null: the table does not say")
+    reason: Text
+
+
 class AdmissionOut(Schema):
     """Whether a VM may come to a host, with the reasons; see docs/how-to/fleet.md."""
 
@@ -97,4 +117,5 @@ class AdmissionOut(Schema):
     consolidation: AdmissionFactors | None = Field(description="null: no history of this host")
     applications: list[AdmissionApplication]
     refused: list[AdmissionRefusal]
+    tables: list[AdmissionTable] = Field(description="by application; empty: no batch VM, or no SLA there")
     missing: list[str] = Field(description="what is missing for a better answer")
