@@ -16,6 +16,8 @@ from manager.model.registration import Mode
 News = tuple[Severity, str, str]
 """Severity, kind and message of an event."""
 
+_OF_A_TICK = 0xFFFF
+"""The lowest bits of the id of a record count those of a tick: ids that differ only there take little room."""
 _REPEATED = frozenset({OutcomeKind.OBSERVED, OutcomeKind.FAILED, OutcomeKind.IGNORED})
 
 
@@ -45,9 +47,10 @@ class Chronicle:
         self._reported = {
             (outcome.key, outcome.group): _content(outcome) for outcome in outcomes if outcome.kind in _REPEATED
         }
+        first_id = uuid.uuid4().int & ~_OF_A_TICK
         return tuple(
             DecisionRecord(
-                record_id=str(uuid.uuid4()),
+                record_id=str(uuid.UUID(int=first_id + number % _OF_A_TICK)),
                 time_s=now_s,
                 host=self._host,
                 vm=names.get(outcome.key.uuid),
@@ -61,7 +64,7 @@ class Chronicle:
                 outcome=outcome.kind,
                 detail=outcome.detail,
             )
-            for outcome in outcomes
+            for number, outcome in enumerate(outcomes)
             if outcome.kind not in _REPEATED or reported.get((outcome.key, outcome.group)) != _content(outcome)
         )
 

@@ -1,13 +1,22 @@
 """Ticks and decisions of a host as few bytes, as the database keeps them: many in one row.
 
-    byte 0                the format: 1
+    byte 0                the format: 1 or 2
+    format 1:
     then, for decisions   their number, two bytes, big-endian, and the 16 bytes of each one's UUID, which no compression
                           makes shorter; or no bytes of UUIDs and the number 0, where a ``record_id`` is no usual UUID
     then                  raw DEFLATE (RFC 1951) of UTF-8:
         for ticks         a line of JSON with their times, and each tick's JSON as a line
         for decisions     JSON: a list of values for each field
+    format 2:
+    then                  raw DEFLATE of JSON:
+        for ticks         lists of their times, of the ticks without VMs, and of how many VMs each has; and for each
+                          field of a VM which of all VMs have it (null: all), and the list of its values
+        for decisions     a list of values for each field; of their UUIDs the first one of each run in which the next is
+                          greater by one, in hexadecimal, and how many there are
 
-Times are whole microseconds since the epoch. Formats are never reused.
+Times are whole microseconds since the epoch. Formats are never reused. Format 2 is written, of ticks where each is a
+JSON object whose ``vms``, if any, is a list of objects, of decisions where each ``record_id`` is a usual UUID; else
+format 1 is.
 """
 
 from __future__ import annotations
@@ -16,12 +25,13 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
-_FORMAT = b"\x01"
+_FORMAT, _COLUMNS = b"\x01", b"\x02"
 _RAW = -zlib.MAX_WBITS
 _LEVEL = 6
 _NUMBER = struct.Struct(">H")
@@ -59,6 +69,8 @@ class PackedDecision:
 
 
 _FIELDS = tuple(field.name for field in fields(PackedDecision))
+_ID = _FIELDS.index("record_id")
+_TIMES = "at_us", "claimed_us"
 
 
 def microseconds(moment: datetime) -> int:
@@ -72,25 +84,58 @@ def moment_of(time_us: int) -> datetime:
 
 
 def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
-    """Ticks as bytes; ``unpack_ticks`` is the inverse."""
+    """Ticks as bytes; ``unpack_ticks`` reads them as JSON that means the same."""
     times = {"at_us": [tick.at_us for tick in ticks], "claimed_us": [tick.claimed_us for tick in ticks]}
-    return _FORMAT + _compressed("\n".join([_json(times), *(tick.body for tick in ticks)]))
+    bodies = [json.loads(tick.body) for tick in ticks]
+    if not all(map(_has_vms, bodies)):
+        return _FORMAT + _compressed("\n".join([_json(times), *(tick.body for tick in ticks)]))
+    vms = [vm for body in bodies for vm in body.get("vms", ())]
+    names = dict.fromkeys(name for vm in vms for name in vm)
+    columns = {name: [place for place, vm in enumerate(vms) if name in vm] for name in names}
+    parts = {
+        **times,
+        "ticks": [{name: value for name, value in body.items() if name != "vms"} for body in bodies],
+        "counts": [len(body["vms"]) if "vms" in body else None for body in bodies],
+        "vms": {
+            name: [None if len(places) == len(vms) else places, [vms[place][name] for place in places]]
+            for name, places in columns.items()
+        },
+    }
+    return _COLUMNS + _compressed(_json(parts))
 
 
 def unpack_ticks(packed: bytes) -> list[PackedTick]:
     """The ticks that were packed, in the same order. Raises ValueError for bytes that ``pack_ticks`` does not make."""
-    times, *bodies = _decompressed(_body(packed)).split("\n")
-    columns = _columns(times, ("at_us", "claimed_us"))
-    return [PackedTick(*values) for values in zip(*columns, bodies, strict=True)]
+    form, text = _text(packed)
+    if form == _FORMAT:
+        first, *bodies = text.split("\n")
+        times = _columns(first, _TIMES)
+    else:
+        *times, ticks, counts = _columns(text, (*_TIMES, "ticks", "counts"))
+        bodies = _whole(ticks, counts, json.loads(text).get("vms"))
+    return [PackedTick(*values) for values in zip(*times, bodies, strict=True)]
+
+
+def tick_times(packed: bytes) -> list[tuple[int, int | None]]:
+    """``at_us`` and ``claimed_us`` of the ticks that were packed, in the same order. Raises ValueError as above."""
+    form, text = _text(packed)
+    at_us, claimed_us = _columns(text.partition("\n")[0] if form == _FORMAT else text, _TIMES)
+    return list(zip(at_us, claimed_us, strict=True))
 
 
 def pack_decisions(decisions: Sequence[PackedDecision]) -> bytes:
     """Decisions, at most 65,535, as bytes; ``unpack_decisions`` is the inverse."""
-    columns = {name: [getattr(decision, name) for decision in decisions] for name in _FIELDS}
-    ids = b""
-    if decisions and all(map(_is_usual, columns["record_id"])):
-        ids = bytes.fromhex("".join(columns.pop("record_id")).replace("-", ""))
-    return _FORMAT + _NUMBER.pack(len(ids) // _ID_BYTES) + ids + _compressed(_json(columns))
+    columns: dict[str, list[Any]] = {name: [getattr(decision, name) for decision in decisions] for name in _FIELDS}
+    if not all(map(_is_usual, columns["record_id"])):
+        return _FORMAT + _NUMBER.pack(0) + _compressed(_json(columns))
+    runs: list[list[Any]] = []
+    following = -1
+    for number in (uuid.UUID(record_id).int for record_id in columns["record_id"]):
+        if number != following:
+            runs.append([f"{number:x}", 0])
+        runs[-1][1] += 1
+        following = number + 1
+    return _COLUMNS + _compressed(_json(columns | {"record_id": runs}))
 
 
 def unpack_decisions(packed: bytes) -> list[PackedDecision]:
@@ -98,18 +143,59 @@ def unpack_decisions(packed: bytes) -> list[PackedDecision]:
 
     Raises ValueError for bytes that ``pack_decisions`` does not make.
     """
+    if packed[:1] == _COLUMNS:
+        columns = _columns(_text(packed)[1], _FIELDS)
+        columns[_ID] = list(_counted(columns[_ID]))
+    else:
+        columns = _older_columns(packed)
+    return [PackedDecision(*values) for values in zip(*columns, strict=True)]
+
+
+def _older_columns(packed: bytes) -> list[list[Any]]:
+    """Those of decisions in format 1."""
     body = _body(packed)
     if len(body) < _NUMBER.size:
         raise ValueError("not packed records: they are cut off")
     rest = _NUMBER.size + _ID_BYTES * _NUMBER.unpack_from(body)[0]
     text = _decompressed(body[rest:])
     if rest == _NUMBER.size:
-        columns = _columns(text, _FIELDS)
-    else:
-        columns = _columns(text, [name for name in _FIELDS if name != "record_id"])
-        ids = (body[place : place + _ID_BYTES] for place in range(_NUMBER.size, rest, _ID_BYTES))
-        columns.insert(_FIELDS.index("record_id"), [str(uuid.UUID(bytes=number)) for number in ids])
-    return [PackedDecision(*values) for values in zip(*columns, strict=True)]
+        return _columns(text, _FIELDS)
+    columns = _columns(text, [name for name in _FIELDS if name != "record_id"])
+    ids = (body[place : place + _ID_BYTES] for place in range(_NUMBER.size, rest, _ID_BYTES))
+    columns.insert(_ID, [str(uuid.UUID(bytes=number)) for number in ids])
+    return columns
+
+
+def _counted(runs: Sequence[Any]) -> Iterator[str]:
+    """The UUIDs of runs, see format 2."""
+    try:
+        for first, count in runs:
+            number = int(first, 16)
+            yield from (str(uuid.UUID(int=number + place)) for place in range(count))
+    except TypeError as error:
+        raise ValueError(f"not packed records: {error}") from error
+
+
+def _has_vms(body: object) -> bool:
+    """Whether a tick is an object, and its VMs, if it has any, a list of such."""
+    vms = body.get("vms", []) if isinstance(body, dict) else None
+    return isinstance(vms, list) and all(isinstance(vm, dict) for vm in vms)
+
+
+def _whole(ticks: Sequence[Any], counts: Sequence[Any], columns: object) -> list[str]:
+    """Ticks as JSON texts with their VMs, see format 2."""
+    try:
+        vms: list[dict[str, Any]] = [{} for _ in range(sum(count or 0 for count in counts))]
+        for name, (places, values) in dict(columns).items():  # type: ignore[call-overload]
+            for place, value in zip(range(len(vms)) if places is None else places, values, strict=True):
+                vms[place][name] = value
+        rest = iter(vms)
+        return [
+            _json(tick if count is None else {**tick, "vms": [*islice(rest, count)]})
+            for tick, count in zip(ticks, counts, strict=True)
+        ]
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"not packed records: {error}") from error
 
 
 def _is_usual(record_id: str) -> bool:
@@ -135,6 +221,12 @@ def _columns(text: str, names: Sequence[str]) -> list[list[Any]]:
 def _compressed(text: str) -> bytes:
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
     return compressor.compress(text.encode()) + compressor.flush()
+
+
+def _text(packed: bytes) -> tuple[bytes, str]:
+    """The format, and the text of all that follows."""
+    form = packed[:1]
+    return form, _decompressed(packed[1:] if form == _COLUMNS else _body(packed))
 
 
 def _body(packed: bytes) -> bytes:

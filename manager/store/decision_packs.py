@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, func, or_, select
@@ -28,7 +28,6 @@ from manager.model.registration import Mode
 from manager.store.event_records import BEGIN, END, Position, RecordFilter, ranges
 from manager.store.pack_models import DecidedVmRow, DecisionPackRow
 from manager.store.packs import (
-    MINUTE_US,
     PackItem,
     PackTimes,
     between,
@@ -36,6 +35,7 @@ from manager.store.packs import (
     columns_of,
     newest_first,
     number_of,
+    within_minutes,
 )
 from manager.store.past_registrations import Era
 from manager.store.rollup_queue import floor
@@ -125,8 +125,7 @@ def store_decisions(session: Session, host: str, decisions: Sequence[Mapping[str
     new = [decision for record_id, decision in reported.items() if record_id not in known]
     new.sort(key=lambda decision: decision.at_us)
     rows = []
-    for _, of_minute in groupby(new, lambda decision: decision.at_us // MINUTE_US):
-        group = list(of_minute)
+    for group in within_minutes(new, lambda decision: decision.at_us):
         columns = columns_of(host, [_times(decision) for decision in group])
         rows.append({**columns, "about": about(group), "body": pack_decisions(group)})
     insert_new(session, DecisionPackRow, rows)

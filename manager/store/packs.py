@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
@@ -20,10 +20,12 @@ from manager.store.pack_models import PackRow
 from manager.store.rollup_queue import MINUTE
 from manager.store.row_pages import newest_rows
 
-MINUTE_US = 60_000_000
-
+_MINUTE_US = 60_000_000
 _AT_ONCE = 50  # rows that are read before the first is looked at
 _PLACE_BITS = 16  # a row has the items of one report at most, which are fewer than 2^16
+
+
+Item = TypeVar("Item")
 
 
 class PackTimes(NamedTuple):
@@ -51,6 +53,18 @@ def bodies_around(session: Session, table: type[PackRow], host: str, times: Sequ
     first, last = (moment_of(end(time.claimed_us for time in times)) for end in (min, max))
     within = table.claimed_until >= first, table.claimed_from <= last
     return session.scalars(select(table.body).where(table.host == host, *within)).all()
+
+
+def within_minutes(items: Iterable[Item], at_us: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Items in the order of time in groups, each within a minute from its first item: as few as there can be."""
+    group: list[Item] = []
+    for item in items:
+        if group and at_us(item) - at_us(group[0]) >= _MINUTE_US:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
 
 
 def columns_of(host: str, times: Sequence[PackTimes]) -> dict[str, object]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from manager.model.packed_records import PackedTick, microseconds, moment_of, pack_ticks, unpack_ticks
+from manager.model.packed_records import PackedTick, microseconds, moment_of, pack_ticks, tick_times, unpack_ticks
 from manager.store.event_records import END, ranges
 from manager.store.pack_models import TickPackRow
 from manager.store.packs import (
-    MINUTE_US,
     PackItem,
     PackTimes,
     between,
@@ -23,6 +22,7 @@ from manager.store.packs import (
     columns_of,
     newest_first,
     number_of,
+    within_minutes,
 )
 from manager.store.rollup_queue import MINUTE, note_ticks
 from manager.store.row_writes import insert_new
@@ -52,13 +52,14 @@ def store_ticks(
     claims = claimed or {}
     reported = [_packed(at, claims.get(at), body) for at, body in sorted(ticks.items())]
     bodies = bodies_around(session, TickPackRow, host, [_times(tick) for tick in reported])
-    known = {_times(tick).claimed_us for body in bodies for tick in unpack_ticks(body)}
+    times = (time for body in bodies for time in tick_times(body))
+    known = {at_us if claimed_us is None else claimed_us for at_us, claimed_us in times}
     new = [tick for tick in reported if _times(tick).claimed_us not in known]
     note_ticks(session, MINUTE, host, ticks)
-    rows = []
-    for _, of_minute in groupby(new, lambda tick: tick.at_us // MINUTE_US):
-        group = list(of_minute)
-        rows.append({**columns_of(host, [_times(tick) for tick in group]), "body": pack_ticks(group)})
+    rows = [
+        {**columns_of(host, [_times(tick) for tick in group]), "body": pack_ticks(group)}
+        for group in within_minutes(new, lambda tick: tick.at_us)
+    ]
     insert_new(session, TickPackRow, rows)
     return len(new)
 

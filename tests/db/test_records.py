@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest, NotFound
 from manager.model.histogram import Histogram
@@ -31,7 +31,7 @@ from manager.store.decision_packs import (
 from manager.store.event_records import Position, RecordFilter, newest_events, store_events
 from manager.store.hosts import reporting_host
 from manager.store.models import EventRow, WindowRow
-from manager.store.pack_models import DecidedVmRow, DecisionPackRow
+from manager.store.pack_models import DecidedVmRow, DecisionPackRow, TickPackRow
 from manager.store.past_registrations import Era
 from manager.store.retention import Cleanup, prune
 from manager.store.tick_packs import list_ticks, store_ticks
@@ -239,9 +239,17 @@ def test_what_is_old_is_pruned_in_batches(database: Database, monkeypatch: pytes
     monkeypatch.setattr(retention, "_BATCH", 3)
     fill(database, old=7, new=2)
     assert prune(Cleanup(database, NOW, long_ago, lambda: True), timedelta(0)) == 0
-    assert prune(Cleanup(database, NOW, long_ago), timedelta(0)) == 14, "old decisions come a row a minute"
-    assert left(database) == (2, 2, 9, 9), "windows and ticks go by their roll-ups"
+    assert prune(Cleanup(database, NOW, long_ago), timedelta(0)) == 13, "a row goes when all of it is old"
+    assert left(database) == (3, 2, 9, 9), "windows and ticks go by their roll-ups"
     assert prune(Cleanup(database, NOW, long_ago), timedelta(0)) == 0
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [((30, 89), 1), ((30, 90), 2), ((0, 59, 60, 119, 121), 3)])
+def test_what_a_report_brings_of_a_minute_is_a_row(database: Database, seconds: tuple[int, ...], rows: int) -> None:
+    with database.writing() as session:
+        store_ticks(session, "h", {NOW + timedelta(seconds=second): "{}" for second in seconds})
+        assert session.scalar(select(func.count()).select_from(TickPackRow)) == rows
+        assert len(list_ticks(session, "h", None, None, 99)) == len(seconds)
 
 
 def test_a_tick_of_a_host_is_stored_once(database: Database) -> None:

@@ -19,13 +19,18 @@ from manager.model.packed_records import (
     moment_of,
     pack_decisions,
     pack_ticks,
+    tick_times,
     unpack_decisions,
     unpack_ticks,
 )
 
 times = st.integers(0, 2**53)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-bodies = st.dictionaries(texts, st.floats(0, 1) | texts, max_size=3).map(json.dumps)
+vms = st.lists(
+    st.dictionaries(st.sampled_from(["vm", "weight", "vcpu"]), st.none() | st.floats(0, 1) | texts), max_size=3
+)
+plain = st.dictionaries(texts, st.floats(0, 1) | texts, max_size=3)
+bodies = (plain | st.tuples(plain, vms).map(lambda parts: parts[0] | {"vms": parts[1]}) | texts).map(json.dumps)
 ticks = st.builds(PackedTick, times, st.none() | times, bodies)
 values = {field.name: texts for field in fields(PackedDecision) if field.type == "str"}
 decisions = st.builds(
@@ -35,7 +40,55 @@ decisions = st.builds(
 
 @given(st.lists(ticks, max_size=5))
 def test_packed_ticks_are_read_back(given_ticks: list[PackedTick]) -> None:
-    assert unpack_ticks(pack_ticks(given_ticks)) == given_ticks
+    packed = pack_ticks(given_ticks)
+    read = unpack_ticks(packed)
+    assert [(tick.at_us, tick.claimed_us, json.loads(tick.body)) for tick in read] == [
+        (tick.at_us, tick.claimed_us, json.loads(tick.body)) for tick in given_ticks
+    ]
+    assert all("\n" not in tick.body for tick in read)
+    assert tick_times(packed) == [(tick.at_us, tick.claimed_us) for tick in given_ticks]
+
+
+def deflated(text: str) -> bytes:
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(text.encode()) + compressor.flush()
+
+
+def test_format_1_is_read_as_it_was_written() -> None:
+    ticks_text = '{"at_us":[5,9],"claimed_us":[null,8]}\n{"a":1}\n{"b":2}'
+    assert unpack_ticks(b"\x01" + deflated(ticks_text)) == [PackedTick(5, None, '{"a":1}'), PackedTick(9, 8, '{"b":2}')]
+    assert tick_times(b"\x01" + deflated(ticks_text)) == [(5, None), (9, 8)]
+    columns = {field.name: ["x"] for field in fields(PackedDecision)} | {"at_us": [5], "claimed_us": [None]}
+    number = uuid.UUID(int=7)
+    rest = deflated(json.dumps({name: column for name, column in columns.items() if name != "record_id"}))
+    [decision] = unpack_decisions(b"\x01\0\x01" + number.bytes + rest)
+    assert (decision.at_us, decision.record_id, decision.vm) == (5, str(number), "x")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counts": [2]},
+        {"counts": ["a"]},
+        {"ticks": []},
+        {"vms": {"vm": [None, ["a", "b"]]}},
+        {"vms": {"vm": [[7], ["a"]]}},
+        {"vms": {"vm": 1}},
+        {"vms": None},
+    ],
+)
+def test_other_columns_of_ticks_are_refused(changes: dict[str, object]) -> None:
+    whole = {"at_us": [5], "claimed_us": [None], "ticks": [{}], "counts": [1], "vms": {"vm": [None, ["a"]]}}
+    assert unpack_ticks(b"\x02" + deflated(json.dumps(whole))) == [PackedTick(5, None, '{"vms":[{"vm":"a"}]}')]
+    with pytest.raises(ValueError, match=r"."):
+        unpack_ticks(b"\x02" + deflated(json.dumps(whole | changes)))
+
+
+@pytest.mark.parametrize("runs", [[5], ["ab"], [["g", 1]], [["1", "a"]], [["1", 1, 1]], [["1", 2]]])
+def test_other_runs_of_uuids_are_refused(runs: list[object]) -> None:
+    columns = {field.name: ["x"] for field in fields(PackedDecision)} | {"record_id": runs}
+    with pytest.raises(ValueError, match=r"."):
+        unpack_decisions(b"\x02" + deflated(json.dumps(columns)))
 
 
 usual = decisions.flatmap(lambda decision: st.uuids().map(lambda number: replace(decision, record_id=str(number))))
@@ -62,14 +115,17 @@ def test_bytes_that_are_cut_off_or_go_on_are_refused(packed: bytes) -> None:
             unpack_ticks(body)
 
 
-def test_a_minute_of_decisions_needs_few_bytes() -> None:
+def minute_of_decisions(ids_of_tick: int) -> list[PackedDecision]:
+    """144 decisions in 12 ticks; so many of each tick have ids that follow each other."""
     at_us = microseconds(datetime(2026, 3, 1, tzinfo=UTC))
     reason = "critical: its weight follows from the share of CPU time that it needs"
-    many = [
+    return [
         PackedDecision(
             at_us + place // 12 * 5_000_000,
             None,
-            str(uuid.UUID(int=place * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128)),
+            str(
+                uuid.UUID(int=place // ids_of_tick * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128 + place % ids_of_tick)
+            ),
             f"vm-{place % 20}",
             "weight",
             0,
@@ -83,7 +139,22 @@ def test_a_minute_of_decisions_needs_few_bytes() -> None:
         )
         for place in range(144)
     ]
-    assert len(pack_decisions(many)) < 144 * 30, "most of that is what tells one from another"
+
+
+def test_a_minute_of_decisions_needs_few_bytes() -> None:
+    assert len(pack_decisions(minute_of_decisions(1))) < 144 * 30, "most of that is what tells one from another"
+    assert len(pack_decisions(minute_of_decisions(12))) < 144 * 10
+
+
+def test_a_minute_of_ticks_needs_few_bytes() -> None:
+    def body(place: int) -> str:
+        vms = [
+            {"vm": f"vm-{vm}", "cpu_share": place * vm * 7919 % 10007 / 1e5, "weight": 100, "mode": "enforce"}
+            for vm in range(20)
+        ]
+        return json.dumps({"policy": "fair", "vms": vms})
+
+    assert len(pack_ticks([PackedTick(place * 5_000_000, None, body(place)) for place in range(12)])) < 12 * 20 * 4
 
 
 @given(times)

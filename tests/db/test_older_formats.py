@@ -1,0 +1,65 @@
+"""After a downgrade packed rows are in the formats that the program before reads, and mean the same."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+
+from sqlalchemy import text
+
+from manager.model.histogram import Histogram
+from manager.model.packed_histogram import pack, unpack
+from manager.model.packed_records import (
+    PackedDecision,
+    PackedTick,
+    microseconds,
+    pack_decisions,
+    pack_ticks,
+    unpack_decisions,
+    unpack_ticks,
+)
+from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
+from manager.store.database import Database, open_database
+from manager.store.pack_models import DecisionPackRow, TickPackRow, WindowPackRow
+from tests.db.test_migrations import revisions
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+AT_US = microseconds(START)
+TIMES = {"host": "kvm1", "last_at": START, "claimed_from": START, "claimed_until": START}
+TICKS = [PackedTick(AT_US, None, '{"policy":"fair","vms":[{"vm":"web","weight":5}]}')]
+WORDS = ("knob", "before", "after", "reason", "policy", "mode", "outcome", "detail")
+IDS = [f"00000000-0000-4000-8000-{number:012x}" for number in (7, 8, 20)]
+DECISIONS = [PackedDecision(AT_US, None, number, vm=None, index=0, **dict.fromkeys(WORDS, "é")) for number in IDS]
+WINDOWS = [
+    PackedWindow(AT_US + number, "kvm1", AT_US, AT_US + 5, None, None, pack(Histogram({500: 3 + number, 510: 1})))
+    for number in range(2)
+]
+
+
+def bodies(database: Database, table: str) -> list[bytes]:
+    with database.reading() as session:
+        return [bytes(body) for [body] in session.execute(text(f"SELECT body FROM {table} ORDER BY id"))]
+
+
+def test_packed_rows_are_readable_by_the_program_before(database_url: str) -> None:
+    with closing(open_database(database_url)) as database:
+        database.upgrade()
+        put(database)
+        database.downgrade(revisions()[revisions().index("0013") - 1])
+        [ticks] = bodies(database, "tick_packs")
+        decisions, none = bodies(database, "decision_packs")
+        [windows] = bodies(database, "window_packs")
+    assert {body[0] for body in (ticks, decisions, windows)} == {1}
+    assert (unpack_ticks(ticks), unpack_decisions(decisions), unpack_decisions(none)) == (TICKS, DECISIONS, [])
+    assert [(window.slot_us, window.end_us, unpack(window.histogram)) for window in unpack_windows(windows)] == [
+        (window.slot_us, window.end_us, unpack(window.histogram)) for window in WINDOWS
+    ]
+
+
+def put(database: Database) -> None:
+    """Rows as they are written now."""
+    with database.writing() as session:
+        session.add(TickPackRow(**TIMES, body=pack_ticks(TICKS)))
+        session.add(DecisionPackRow(**TIMES, about="", body=pack_decisions(DECISIONS)))
+        session.add(DecisionPackRow(**TIMES, about="", body=pack_decisions([])))
+        session.add(WindowPackRow(application_id=1, start=START, body=pack_windows(WINDOWS)))
