@@ -46,8 +46,9 @@ ALICE = Principal("alice", Role.OPERATOR, None, PrincipalKind.USER)
 ADDRESS = "192.0.2.7"
 
 
-@pytest.fixture(scope="module")
-def password_hash() -> str:
+@pytest.fixture
+def password_hash(quick_passwords: None) -> str:
+    del quick_passwords
     return hash_password(PASSWORD)
 
 
