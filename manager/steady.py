@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, tzinfo
 
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
@@ -65,26 +64,15 @@ class Every(BaseTrigger):  # type: ignore[misc] # the library has no types
         return previous_fire_time + max(left_out, 1) * self._period
 
 
-class AfterBoundaries(BaseTrigger):  # type: ignore[misc] # the library has no types
-    """Fires ``after_s`` after each multiple of ``period_s`` of the wall clock, waiting in steady time.
+def due_after_boundary_s(
+    previous_s: float | None, steady_s: float, wall_s: float, period_s: float, after_s: float
+) -> float:
+    """The steady time that is ``after_s`` after the next multiple of ``period_s`` of the wall clock, seconds.
 
-    Wherever the wall clock jumps, the next time is 0.25 to 1.25 periods away.
+    ``previous_s`` is when that was last. Wherever the wall clock jumps, the next time is 0.25 to 1.25 periods away.
     """
-
-    def __init__(self, period_s: float, after_s: float, wall: Callable[[], float] = time.time) -> None:
-        """``wall``: seconds since the epoch."""
-        self._period_s = period_s
-        self._after_s = after_s
-        self._wall = wall
-
-    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """The time of the next boundary, after ``now``."""
-        wall_s = self._wall()
-        due = now + timedelta(seconds=next_boundary_s(wall_s, self._period_s, self._after_s) - wall_s)
-        period = timedelta(seconds=self._period_s)
-        if previous_fire_time is not None and due - previous_fire_time < _SOON * period:
-            due += period
-        return due
+    due_s = steady_s + next_boundary_s(wall_s, period_s, after_s) - wall_s
+    return due_s + period_s if previous_s is not None and due_s - previous_s < _SOON * period_s else due_s
 
 
 def next_boundary_s(wall_s: float, period_s: float, after_s: float) -> float:
@@ -99,11 +87,9 @@ class SteadyScheduler:
         self,
         threads: Mapping[str, int],
         *,
-        on_overrun: Callable[[str], None] = lambda _name: None,
-        on_crash: Callable[[str, BaseException], None] = lambda _name, _error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``threads`` of each pool. ``on_overrun`` gets jobs that were due while they ran, ``on_crash`` failed ones."""
+        """``threads`` of each pool."""
         self._zone = SteadyZone(clock)
         self._scheduler = BackgroundScheduler(
             timezone=self._zone,
@@ -111,9 +97,6 @@ class SteadyScheduler:
             # With a grace time the library would judge lateness by the wall clock.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
-
-        self._scheduler.add_listener(lambda event: on_overrun(event.job_id), EVENT_JOB_MAX_INSTANCES)
-        self._scheduler.add_listener(lambda event: on_crash(event.job_id, event.exception), EVENT_JOB_ERROR)
 
     @property
     def running(self) -> bool:
@@ -125,10 +108,6 @@ class SteadyScheduler:
         # Computed here: the library would only when it starts.
         begin = trigger.get_next_fire_time(None, self._zone.now())
         self._scheduler.add_job(job, trigger, next_run_time=begin, id=name, name=name, executor=pool)
-
-    def soon(self, job: Callable[..., object], arguments: Sequence[object], pool: str) -> None:
-        """Run ``job`` once, when a thread of the pool is free."""
-        self._scheduler.add_job(job, args=arguments, executor=pool)
 
     def start(self) -> None:
         """Begin."""
