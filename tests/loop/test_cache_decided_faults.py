@@ -336,9 +336,12 @@ def test_the_orders_take_every_kind_of_step(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize("orders", [0, 2], ids=["once", "for two ticks"])
-def test_every_step_fails(sweep: Sweep, orders: int) -> None:
+def test_every_step_fails(sweep: Sweep, orders: int, thorough: bool) -> None:
+    """Each change; of the reads, which are four fifths of the steps, each third."""
     begun: set[tuple[int, str]] = set()
     for step in sweep.steps:
+        if step.what == READ and step.number % 3 and not (orders or thorough):
+            continue
         sort = (step.order, step.what)
         if orders and sort in begun:
             continue  # it fails already with the first of its sort
