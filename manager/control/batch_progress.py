@@ -16,7 +16,7 @@ from manager.model.decision import Snapshot, VmView
 from manager.model.fields import timestamp
 from manager.model.host import VmInstance
 from manager.model.job import MOST_SLOWDOWN, AloneBy, BatchJob, BatchVm, JobState
-from manager.model.records import Severity
+from manager.model.records import News, Severity
 
 FOLLOW_S = 5.0
 """How batch VMs fare is looked at so often, and not in each of shorter intervals: their work takes hours."""
@@ -83,23 +83,23 @@ class BatchProgress:
     accounts: Mapping[str, Account] = field(default_factory=dict)
 
     @property
-    def notes(self) -> tuple[tuple[Severity, str, str], ...]:
-        """What an operator should know: severity and kind of the event, and a text that lasts as its reason does."""
-        return tuple(note for _, each in sorted(self.followed.items()) for note in _notes(each))
+    def notes(self) -> tuple[News, ...]:
+        """What an operator should know, in texts that last as their reasons do."""
+        return tuple(note for vm, each in sorted(self.followed.items()) for note in _notes(vm, each))
 
 
-def _notes(each: Followed) -> Iterator[tuple[Severity, str, str]]:
+def _notes(vm: str, each: Followed) -> Iterator[News]:
     text = each.state_text
     notes = {
-        JobState.AT_RISK: (Severity.WARNING, "job-at-risk", text),
-        JobState.INFEASIBLE: (Severity.WARNING, "job-infeasible", text),
-        JobState.MISSED: (Severity.ERROR, "job-missed", text),
-        JobState.DONE: (Severity.INFO, "job-done", text),
+        JobState.AT_RISK: News(Severity.WARNING, "job-at-risk", text, vm),
+        JobState.INFEASIBLE: News(Severity.WARNING, "job-infeasible", text, vm),
+        JobState.MISSED: News(Severity.ERROR, "job-missed", text, vm),
+        JobState.DONE: News(Severity.INFO, "job-done", text, vm),
     }
     if each.state in notes:
         yield notes[each.state]
     if each.too_slow:
-        yield (Severity.WARNING, "job-too-slow", each.slow_text)
+        yield News(Severity.WARNING, "job-too-slow", each.slow_text, vm)
 
 
 def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgress) -> BatchProgress:

@@ -209,8 +209,8 @@ class Agent:
         self._discovery = now
         self._metrics.observe_discovery(now)
         for news in discovery_news(before, now):
-            _log(news[0], news[2])
-            self.say(*news)
+            _log(news.severity, news.text)
+            self.say(news.severity, news.kind, news.text)
         return now
 
     def _report_damages(self) -> None:

@@ -10,11 +10,8 @@ from manager.model.host import Discovery
 from manager.model.knob_text import knob_name
 from manager.model.knobs import Knob, KnobKey
 from manager.model.problem import Problem
-from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
+from manager.model.records import DecisionRecord, Event, News, OutcomeKind, Severity
 from manager.model.registration import Mode
-
-News = tuple[Severity, str, str]
-"""Severity, kind and message of an event."""
 
 _OF_A_TICK = 0xFFFF
 """The lowest bits of the id of a record count those of a tick: ids that differ only there take little room."""
@@ -99,10 +96,10 @@ class Chronicle:
 
     def lasting(self, problems: Sequence[Problem], notes: Sequence[News], now_s: float) -> tuple[Event, ...]:
         """Events for problems and notes that were not there at the last call."""
-        news = [*((problem.kind.severity, str(problem.kind), problem.text) for problem in problems), *notes]
+        news = [*(News(problem.kind.severity, str(problem.kind), problem.text) for problem in problems), *notes]
         before = self._lasting
-        self._lasting = frozenset(text for _, _, text in news)
-        return tuple(new_event(self._host, now_s, *event) for event in news if event[2] not in before)
+        self._lasting = frozenset(each.text for each in news)
+        return tuple(new_event(self._host, now_s, *each) for each in news if each.text not in before)
 
 
 def _content(outcome: Outcome) -> tuple[str, ...]:
@@ -120,8 +117,8 @@ def _external(outcome: Outcome) -> str:
 def discovery_news(before: Discovery | None, now: Discovery) -> list[News]:
     """The events of what changed since the last look, None: there was none."""
     hung = before.hanging if before is not None else ()
-    news: list[News] = [
-        (
+    news = [
+        News(
             Severity.WARNING,
             "domain-hangs",
             f"libvirt does not answer about domain {name}: it is set apart; control goes on with its last known state",
@@ -130,7 +127,7 @@ def discovery_news(before: Discovery | None, now: Discovery) -> list[News]:
         if name not in hung
     ]
     news += [
-        (Severity.INFO, "domain-answers", f"libvirt answers about domain {name} again")
+        News(Severity.INFO, "domain-answers", f"libvirt answers about domain {name} again")
         for name in hung
         if name not in now.hanging
     ]
@@ -138,7 +135,7 @@ def discovery_news(before: Discovery | None, now: Discovery) -> list[News]:
     if now.late and not late_before:
         text = f"libvirt has not listed the running domains for {now.age_s:.0f} s"
         consequence = "those that start are found by their files at best; control goes on"
-        news.append((Severity.ERROR, "discovery-late", f"{text}: {consequence}"))
+        news.append(News(Severity.ERROR, "discovery-late", f"{text}: {consequence}"))
     if late_before and not now.late:
-        news.append((Severity.INFO, "discovery-resumed", "libvirt lists the running domains again"))
+        news.append(News(Severity.INFO, "discovery-resumed", "libvirt lists the running domains again"))
     return news

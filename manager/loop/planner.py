@@ -51,7 +51,7 @@ from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, POWERS, Knob, KnobKey, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
-from manager.model.records import Severity
+from manager.model.records import News, Severity
 from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS
 from policies.base import Policy, RememberingPolicy
@@ -127,11 +127,11 @@ class Planner:
         self._ceilings = CeilingState()
 
     @property
-    def notes(self) -> tuple[tuple[Severity, str, str], ...]:
-        """Notes of policy and warps at the last decision: severity and kind of the event, and the text."""
-        notes = [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
-        hints = [(Severity.WARNING, "warp", self.warp.note), (Severity.INFO, "batch-group", self._outside)]
-        return (*notes, *(hint for hint in hints if hint[2]), *self.following.progress.notes)
+    def notes(self) -> tuple[News, ...]:
+        """Notes of policy, warps and jobs at the last decision."""
+        notes = [News(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
+        hints = [News(Severity.WARNING, "warp", self.warp.note), News(Severity.INFO, "batch-group", self._outside)]
+        return (*notes, *(hint for hint in hints if hint.text), *self.following.progress.notes)
 
     def forget_notes(self) -> None:
         """Nothing is decided any more."""

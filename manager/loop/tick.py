@@ -36,7 +36,7 @@ from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import HOST_UUID, KnobKey, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
-from manager.model.records import DecisionRecord, Event, Severity
+from manager.model.records import DecisionRecord, Event, News, Severity
 from manager.model.registration import Assignment, Mode, VmSpec
 from manager.model.resource_use import ResourceUse
 from manager.model.warp import NO_WARPS, Mechanism, WarpPlan
@@ -161,7 +161,7 @@ class ControlLoop:
             cache = rehearse(
                 self.host.cache, self.journal, cache_seen(seen, written, _HOST_RELEASED, decided=self._planner.cache)
             )
-        notes = tuple(text for _, _, text in self._planner.notes)
+        notes = tuple(note.text for note in self._planner.notes)
         shown = tuple(change for change in changes if change.action not in SILENT)
         problems = (*seen.problems, *planned.problems, *cache.problems)
         return Preview(shown, seen.names, problems, (*notes, *cache.notes), cache)
@@ -425,7 +425,7 @@ class ControlLoop:
         now_s: float,
     ) -> tuple[Event, ...]:
         managed = {domain: spec.name for domain, spec in seen.specs.items()}
-        notes = [*self._planner.notes, *((Severity.WARNING, "cache", text) for text in cache_notes)]
+        notes = [*self._planner.notes, *(News(Severity.WARNING, "cache", text) for text in cache_notes)]
         return (
             *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),
             *self._chronicle.external_changes(outcomes, seen.names, now_s),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -73,6 +73,15 @@ class DecisionRecord:
     outcome: OutcomeKind
     detail: Text = ""
     __pydantic_config__: ClassVar = WIRE
+
+
+class News(NamedTuple):
+    """What an operator should know: an event while it is new; ``vm`` is None when it concerns the host."""
+
+    severity: Severity
+    kind: str
+    text: str
+    vm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,12 @@ HUNG = replace(FRESH, hanging=("web",))
     ],
 )
 def test_each_change_is_told_once(before: Discovery | None, now: Discovery, kinds: list[tuple[Severity, str]]) -> None:
-    assert [(severity, kind) for severity, kind, _ in discovery_news(before, now)] == kinds
+    assert [news[:2] for news in discovery_news(before, now)] == kinds
 
 
 def test_the_domain_and_the_age_are_named() -> None:
-    [(_, _, hangs)] = discovery_news(FRESH, HUNG)
-    [(_, _, late)] = discovery_news(FRESH, LATE)
+    [hangs] = [news.text for news in discovery_news(FRESH, HUNG)]
+    [late] = [news.text for news in discovery_news(FRESH, LATE)]
     assert "domain web" in hangs
     assert "for 61 s" in late
 

@@ -44,6 +44,7 @@ def test_the_job_goes_first_and_its_risk_is_an_event(busy: Rig) -> None:
     assert busy.value("render") > busy.value("other")  # type: ignore[operator]
     assert busy.value("web") == before
     [event] = [event for event in events if event.kind == "job-at-risk"]
+    assert event.vm == "render"
     assert "render needs" in event.message
     result = pass_time(busy, 1)
     faring = {vm.vm: vm for vm in tick_status(result, 0, 0, True).batch_vms}

@@ -58,7 +58,7 @@ class Life:
 
     @property
     def events(self) -> list[tuple[Severity, str]]:
-        return [(severity, kind) for severity, kind, _ in self.progress.notes]
+        return [note[:2] for note in self.progress.notes]
 
 
 def due(in_s: float, cpu_seconds: float, **more: float) -> BatchJob:
@@ -129,12 +129,12 @@ def test_a_risk_is_announced_once_with_numbers_until_it_is_over() -> None:
     life.go(11, 0.5)
     assert life.events == [], "its weight is new"
     life.go(4, 0.5)
-    [(severity, kind, text)] = life.progress.notes
-    assert (severity, kind) == (Severity.WARNING, "job-at-risk")
+    [(severity, kind, text, vm)] = life.progress.notes
+    assert (severity, kind, vm) == (Severity.WARNING, "job-at-risk", "render")
     assert text.startswith("render needs 8")
     assert "pCPUs, but gets 0.50: " in text
     life.go(3, 0.5)
-    assert [note for _, _, note in life.progress.notes] == [text]
+    assert [note.text for note in life.progress.notes] == [text]
     life.go(20, 2.0)
     assert life.events == []
     life.go(200, 2.0)
@@ -147,7 +147,7 @@ def test_slower_than_agreed_is_announced() -> None:
     assert found is not None
     assert found.too_slow
     assert found.state is None
-    [(severity, kind, text)] = life.progress.notes
+    [(severity, kind, text, _)] = life.progress.notes
     assert (severity, kind) == (Severity.WARNING, "job-too-slow")
     assert "2.00 times slower than alone, agreed are 1.5" in text
     life.go(40, 1.0)

@@ -22,7 +22,7 @@ TREES = {path: ast.parse(path.read_text()) for path in sorted((TOP / "manager").
 
 OF_THE_FRAMEWORK = {404, 405, 413}
 """No such route, not with this method, and a body above MAX_CONTENT_LENGTH."""
-KIND_AT = {"say": 1, "_say": 1, "new_event": 3, "host_event": 3}
+KIND_AT = {"say": 1, "_say": 1, "News": 1, "new_event": 3, "host_event": 3}
 """Which argument of these is an event's kind."""
 KEBAB = re.compile(r"[a-z]+(-[a-z]+)+")
 
@@ -128,8 +128,6 @@ def kinds(tree: ast.Module) -> Iterator[str]:
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
                 if name in KIND_AT and len(node.args) > KIND_AT[name]:
                     given = node.args[KIND_AT[name]]
-            elif isinstance(node, ast.Tuple) and len(node.elts) == 3 and "Severity." in ast.unparse(node.elts[0]):
-                given = node.elts[1]
             if isinstance(given, ast.Constant):
                 yield str(given.value)
             elif isinstance(given, ast.Name) and given.id in named:
@@ -151,7 +149,7 @@ def test_every_kind_of_event_is_told_and_no_other() -> None:
     ("source", "kind"),
     [
         ('def f():\n    self.say(Severity.INFO, "moon-full", "x")', "moon-full"),
-        ('def f():\n    return [(Severity.WARNING, "sun", text) for text in notes]', "sun"),
+        ('def f():\n    return [News(Severity.WARNING, "sun", text) for text in notes]', "sun"),
         ('STAR, SKY = "a-star", "a-sky"\ndef f():\n    host_event(h, now, Severity.INFO, SKY, "x")', "a-sky"),
         ('def f():\n    for kind in ("new-one",):\n        new_event(h, now, Severity.INFO, kind, "x")', "new-one"),
     ],
