@@ -34,8 +34,8 @@ FIRST = timedelta(days=2)
 """Of so long a history a table is made at first."""
 AGAIN = timedelta(minutes=30)
 """A table is brought up to date so often."""
-EMPTY_AGAIN = timedelta(minutes=5)
-"""And where there is none yet it is looked for so often."""
+SMALL_AGAIN = timedelta(minutes=5)
+"""And where there is none yet, or a small one, so often."""
 OVERLAP = timedelta(hours=1)
 """So much is read again each time: agents that were away report late."""
 MAX_LOOK_S = 20.0
@@ -56,7 +56,7 @@ class InterferenceTables:
         """Bring tables up to date that are due, the oldest first; returns how many were. Raises DatabaseUnavailable."""
         until_s = monotonic() + MAX_LOOK_S
         with self._context.database.reading() as session:
-            names = due_applications(session, run.now - AGAIN, run.now - EMPTY_AGAIN, _MOST)
+            names = due_applications(session, run.now - AGAIN, run.now - SMALL_AGAIN, _MOST)
         count = 0
         for name in names:
             if run.stopped() or monotonic() > until_s:
@@ -176,7 +176,6 @@ def _why(left_out: Mapping[str, int], length: timedelta) -> str:
     if not left_out:
         return ""
     counts = sorted(left_out.items(), key=lambda each: -each[1])
-    parts = "; ".join(f"{reason}: {count}" for reason, count in counts)
-    return f"of the last {length.total_seconds() / MINUTE_S:.0f} minutes that were read did not count: {parts}"[
-        :MAX_TEXT
-    ]
+    parts = "; ".join(f"{reason}: {count:,}" for reason, count in counts)
+    read = f"{length.total_seconds() / MINUTE_S:,.0f}"
+    return f"of the last {read} minutes {sum(left_out.values()):,} did not count ({parts})"[:MAX_TEXT]

@@ -51,7 +51,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str | Table]:
     for each in answer["tables"]:
         yield _table(answer["application"], each)
         where = f"runs on {', '.join(each['hosts'])}" if each["hosts"] else "runs on none of these now"
-        yield f"{each['minutes']} minutes from {each['since']} to {each['until']}; {where}"
+        count = "1 minute" if each["minutes"] == 1 else f"{each['minutes']:,} minutes"
+        yield f"{count} from {each['since']} to {each['until']}; {where}"
     if answer["tables"] and answer["size"]:
         since = f", since {answer['size_since']}" if answer["size_since"] else ""
         yield f"vCPUs by tier: {answer['size']}{since}"

@@ -21,6 +21,7 @@ from manager.store.row_writes import upsert
 
 _LOADS = TypeAdapter(tuple[LargestLoad, ...])
 _DIGITS = 5
+_FEW = 30  # minutes: a table of fewer is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,18 @@ class KnownTable:
     loads: tuple[LargestLoad, ...]
 
 
-def due_applications(session: Session, before: datetime, empty_before: datetime, limit: int) -> list[str]:
+def due_applications(session: Session, before: datetime, small_before: datetime, limit: int) -> list[str]:
     """The applications that were last looked at ``before``: the oldest first, none without an SLA.
 
-    Those without a table ``empty_before``, and those whose SLA has changed in any case.
+    Those without a table, or with a small one, ``small_before``, and those whose SLA has changed in any case.
     """
     look, row = InterferenceLookRow, ApplicationRow
-    empty = ~exists().where(InterferenceTableRow.application_id == row.id)
+    table = InterferenceTableRow
+    small = ~exists().where(table.application_id == row.id, table.minutes >= _FEW)
     changed = or_(
         look.sla_ms != row.sla_response_time_ms,
         look.percentile != row.sla_percentile,
-        and_(empty, look.at < empty_before),
+        and_(small, look.at < small_before),
     )
     query = (
         select(row.name)
