@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from manager.api.schemas.registration_shapes import HostOut
+from manager.model.costs import STUDY_COSTS
 from manager.model.fields import adapter_of
 from manager.protocol.assignment import AssignmentOut
 from tests.api.conftest import (
@@ -221,6 +223,7 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "memory": MEMORY,
         "disk": DISK,
         "network": NETWORK,
+        "costs": asdict(STUDY_COSTS),
         "adoptions": 0,
     }
     assert body["slot_s"] == 5

@@ -214,7 +214,8 @@ def period(number: int, count: int = 20, requests: float | None = 600.0) -> Peri
 
 
 def line(vm: str, used: list[float | None], waited: float = 0.0, vm_class: VmClass = VmClass.BATCH) -> VmLines:
-    return VmLines(vm, "kvm1", vm_class, used, [waited] * len(used), [1] * len(used), [None] * len(used))
+    empty: list[None] = [None] * len(used)
+    return VmLines(vm, "kvm1", vm_class, used, [waited] * len(used), [1] * len(used), [*empty], [*empty])
 
 
 def host(kind: str, *lines: VmLines, **limits: BatchLimit) -> HostPast:
