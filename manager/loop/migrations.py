@@ -147,6 +147,6 @@ class Migrations:
         """A mistake must not leave the manager in the belief that it goes on."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever it is, the manager learns of it
             log.exception("migration %d of VM %s to %s failed", order.number, order.vm, order.to)
             attempt.set(MigrationState.FAILED, detail=f"a mistake of the agent: {error!r}"[:2000])
