@@ -81,11 +81,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say of which guests the kernel hung, and came up when it was booted again."""
+    """Say of which guests the kernel hung or crashed, and came up when it was booted again."""
     for name, run in config.stash.get(_runs, {}).items():
         if run.done() and not run.cancelled() and run.result().boots > 1:
             terminalreporter.write_line(
-                f"{name}: its kernel hung before its first process; boots: {run.result().boots}"
+                f"{name}: its kernel hung or crashed before its first process; boots: {run.result().boots}"
             )
 
 
@@ -93,7 +93,7 @@ def run_chosen(name: str, nodeids: Sequence[str], image: Path | None) -> Run:
     """What came of them, if only why there is no guest."""
     try:
         return run_tests(with_image(MACHINES[name], image) if image else MACHINES[name], nodeids)
-    except LabError as error:
+    except (LabError, OSError) as error:
         return Run("", trouble=f"no guest could be made: {error}")
 
 

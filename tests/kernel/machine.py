@@ -24,7 +24,10 @@ from tests.kernel.emulator import QEMU, installed_qemu
 from tests.kernel.guest.relay import PORT
 
 BOOTS = 3
-"""How often a guest is started whose kernel hangs."""
+"""How often a guest is started whose kernel hangs or crashes before its first process."""
+
+FIRST_PROCESS = "guest: "
+"""What each line of a guest's first process begins with."""
 
 # A panic comes with registers and stack traces, of the interrupts on top of it too.
 CONSOLE_LINES = 300
@@ -70,7 +73,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a guest told. ``reports`` are pytest's, serialised, by node id, ``results`` what other modules found;
-    ``trouble`` why it did not end well, ``boots`` how often it was started until its kernel came up.
+    ``trouble`` why it did not end well, ``came_up`` whether its kernel reached the first process, ``boots`` how often
+    it was started until then.
     """
 
     console: str
@@ -78,6 +82,7 @@ class Run:
     running: str = ""
     trouble: str = ""
     results: Sequence[dict[str, Any]] = ()
+    came_up: bool = True
     boots: int = 1
 
     @property
@@ -129,17 +134,17 @@ def run_module(machine: Machine, arguments: Sequence[str], base: Path = DEFAULT_
 def boot(machine: Machine, image: Path, initrd: Path, qemu: Sequence[str] = (QEMU,)) -> Run:
     """Boot a kernel image with an initramfs and wait for its end. Raises LabError when QEMU is not installed.
 
-    An emulated kernel of several CPUs hangs once in hundreds of boots before its first process: it is booted again.
+    An emulated kernel of several CPUs hangs or crashes once in hundreds of boots before its first process: it is booted
+    again.
     """
-    for boots in range(1, BOOTS + 1):
-        run = boot_once(machine, image, initrd, qemu)
-        if run is not None:
-            return dataclasses.replace(run, boots=boots)
-    return Run("", trouble=f"its kernel hung {BOOTS} times, for {machine.boot_s:g} s each, before its first process")
+    boots = 1
+    while not (run := boot_once(machine, image, initrd, qemu)).came_up and boots < BOOTS:
+        boots += 1
+    return dataclasses.replace(run, boots=boots)
 
 
-def boot_once(machine: Machine, image: Path, initrd: Path, qemu: Sequence[str]) -> Run | None:
-    """What a guest told, None when its kernel hung before its first process."""
+def boot_once(machine: Machine, image: Path, initrd: Path, qemu: Sequence[str]) -> Run:
+    """What a guest told."""
     with tempfile.TemporaryDirectory() as scratch:
         console, reports, errors = (Path(scratch) / name for name in ("console", "reports", "errors"))
         command = [
@@ -162,14 +167,16 @@ def boot_once(machine: Machine, image: Path, initrd: Path, qemu: Sequence[str]) 
             try:
                 if not ends_within(process, min(machine.boot_s, machine.timeout_s)):
                     if machine.boot_s < machine.timeout_s and not written(console):
-                        return None
+                        trouble = f"its kernel hung for {machine.boot_s:g} s before its first process"
+                        return Run("", trouble=trouble, came_up=False)
                     if not ends_within(process, machine.timeout_s - machine.boot_s):
                         trouble = f"the guest did not end within {machine.timeout_s:g} s"
             finally:
                 process.kill()
         if not trouble and process.returncode:
             trouble = f"QEMU ended with status {process.returncode}: {written(errors).strip()}"
-        return parse(written(reports), written(console), trouble)
+        run = parse(written(reports), written(console), trouble)
+        return dataclasses.replace(run, came_up=bool(trouble) or FIRST_PROCESS in run.console)
 
 
 def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:

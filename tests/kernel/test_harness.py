@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.lab.commands import LabError
 from tests.kernel.conftest import INSIDE, reports_of
-from tests.kernel.machine import Machine, Run, parse, run_tests
+from tests.kernel.machine import BOOTS, Machine, Run, boot, parse, run_tests
 from tests.kernel.machines import MACHINES
 
 SAMPLE = "tests/kernel/samples/crashing.py::"
@@ -55,15 +56,33 @@ def test_a_panic_is_told_with_the_console(crashed: Run) -> None:
     assert "Kernel panic - not syncing: sysrq triggered crash" in crashed.console_end
 
 
+def booted(machine: Machine, script: str) -> Run:
+    """What comes of a guest whose emulator is a shell script."""
+    return boot(machine, Path("vmlinuz"), Path("initrd"), ("sh", "-c", script, "emulator"))
+
+
 def test_a_guest_that_hangs() -> None:
-    run = run_tests(Machine(timeout_s=1), [SAMPLE + "test_passes"])
-    assert run.trouble == "the guest did not end within 1 s"
+    run = booted(Machine(timeout_s=0.2), "exec sleep 60")
+    assert run.trouble == "the guest did not end within 0.2 s"
     assert not run.reports
+    assert run.boots == 1
 
 
 def test_a_kernel_that_hangs_is_booted_again() -> None:
-    run = run_tests(Machine(boot_s=0.2), [SAMPLE + "test_passes"])
-    assert run.trouble == "its kernel hung 3 times, for 0.2 s each, before its first process"
+    run = booted(Machine(boot_s=0.2), "exec sleep 60")
+    assert run.trouble == "its kernel hung for 0.2 s before its first process"
+    assert run.boots == BOOTS
+
+
+def test_a_kernel_that_crashes_before_its_first_process_is_booted_again(tmp_path: Path) -> None:
+    crashes, tells = "exit", "for file; do echo guest: here >${file#file:}; done"
+    crashed = booted(Machine(), crashes)
+    assert crashed.trouble == "the guest ended without saying so: its kernel or first process crashed"
+    assert crashed.boots == BOOTS
+    seen = tmp_path / "seen"
+    come_up = booted(Machine(), f"[ -e {seen} ] || {{ touch {seen}; {crashes}; }}; cd {tmp_path}; {tells}")
+    assert come_up.console == "guest: here\n"
+    assert come_up.boots == 2
 
 
 def test_a_package_that_is_not_there() -> None:

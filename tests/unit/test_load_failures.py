@@ -195,12 +195,13 @@ def test_refused_keys_stop_the_run() -> None:
 
 def test_memcached_errors_and_misses() -> None:
     def forgetful(handler: Handler, server: Server) -> bool:
-        number = next(server.numbers)
-        if number < 10:
-            return memcached(handler, server)
-        line = handler.rfile.readline()
-        handler.write(b"END\r\n" if number % 2 else b"SERVER_ERROR busy\r\n")
-        return bool(line)
+        words = handler.rfile.readline().split()
+        if words[:1] == [b"set"]:
+            handler.rfile.read(int(words[4]) + 2)
+            handler.write(b"STORED\r\n")
+        elif words:
+            handler.write(b"END\r\n" if next(server.numbers) % 2 else b"SERVER_ERROR busy\r\n")
+        return bool(words)
 
     with serving(forgetful) as server:
         result = load(server.port, 100, 0.3, protocol=MemcachedOptions(keys=10, set_share=0))
