@@ -67,6 +67,8 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 def kernel_paths(source: str) -> list[str]:
     """Strings in ``source`` that hold a path of the kernel; docstrings may tell of them."""
+    if not any(path in source for path in KERNEL_PATHS):
+        return []
     tree = ast.parse(source)
     described = docstrings(tree)
     constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in described]
