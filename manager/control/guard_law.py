@@ -14,6 +14,8 @@ late, too. All that happens is:
   floor of batch VMs that is not reached; or no step that helps (``futile``): then batch is not what is waited for. The
   VM's custom is learnt anew, and the next episode waits, twice as long each time.
 
+While all of that is calm, a sample a second is enough to learn from: others need not come here (``quiet_bounds``).
+
 So in any time ``t`` batch VMs are never held longer than ``BUDGET_S + HELD_SHARE * t``, and in no minute more than
 ``MOST_EPISODES`` times, whatever they do.
 """
@@ -243,6 +245,22 @@ def guard(memory: GuardMemory, sample: WaitSample) -> tuple[GuardMemory, Ended |
     if excess is None:
         return replace(after, well_s=sample.at_s), None
     return _begun(after, sample, excess) if far or after.hot >= SAMPLES_IN_A_ROW else after, None
+
+
+def quiet_bounds(memory: GuardMemory) -> Mapping[str, float] | None:
+    """Of each VM the wait up to which samples change nothing but the time, for ``LEARN_EVERY_S`` after ``learnt_s``.
+
+    So until then nobody need look at them, as long as no answer is late. None: each sample counts.
+    """
+    is_calm = memory.episode is None and memory.late is None and not memory.hot and not memory.sums
+    if not is_calm or not memory.customs or not all(custom.known for custom in memory.customs.values()):
+        return None
+    return {vm: custom.bound for vm, custom in memory.customs.items()}
+
+
+def after_calm(memory: GuardMemory, until_s: float) -> GuardMemory:
+    """After samples until then in which no VM waited longer than its ``quiet_bounds``."""
+    return replace(memory, well_s=max(until_s, memory.well_s))
 
 
 def _late(memory: GuardMemory, sample: WaitSample) -> tuple[Mapping[str, float], Excess | None]:

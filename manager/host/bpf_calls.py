@@ -174,10 +174,16 @@ class BpfMap:
             here, there, begin = there, here, ctypes.addressof(there)
         return bytes(all_keys), bytes(all_values)
 
-    def mapped(self, value_bytes: int) -> mmap.mmap:
-        """The memory of an array's one value, to be read only, of a map that is BPF_F_MMAPABLE."""
+    @property
+    def descriptor(self) -> int:
+        """Its own: it ends with the map."""
+        return self._descriptor
+
+    def mapped(self, size_bytes: int, offset_bytes: int = 0, *, writable: bool = False) -> mmap.mmap:
+        """The memory of an array's one value, of a map that is BPF_F_MMAPABLE, or pages of a ring."""
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         with refused(self._what):
-            return mmap.mmap(self._descriptor, value_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            return mmap.mmap(self._descriptor, size_bytes, mmap.MAP_SHARED, protection, offset=offset_bytes)
 
     def lookups(self, keys: Sequence[bytes], value: struct.Struct) -> BpfLookups:
         """These elements, to be read many times."""

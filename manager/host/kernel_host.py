@@ -34,6 +34,7 @@ from manager.host.status_files import MigrationWatch
 from manager.host.thread_scheduling import Schedulings
 from manager.host.thread_times import ThreadTimes
 from manager.host.topology_reader import cache_domains, discover
+from manager.host.wait_alarm import WaitAlarm
 from manager.host.warp_mechanisms import WarpMechanisms
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet, parse_cpus
@@ -122,6 +123,7 @@ class KernelHost:
         self._writes = WriteWatch()
         self._times = times
         self._waits = ChosenWaits(times) if times is not None else None
+        self.wait_alarm = WaitAlarm(times, self._waits, self._handles) if times is not None and self._waits else None
         self._migrations = MigrationWatch(paths)
         self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...], bool | None], Capabilities] | None = None
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
-from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, LastWaits, VmInstance, VmState
 from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import KnobKey
 from manager.model.network import UplinkPort
@@ -95,6 +95,41 @@ class MigrationPort(Protocol):
         """
 
 
+class WaitAlarmPort(Protocol):
+    """Samples the waits of vCPUs by itself while it is armed, and rings where one is above its bound.
+
+    ``wait`` and ``wake`` may be called by any thread.
+    """
+
+    def arm(
+        self,
+        instances: Sequence[VmInstance],
+        waits: Sequence[tuple[int, ...]],
+        at_s: float,
+        bounds: Sequence[float],
+        interval_s: float,
+        now_s: float,
+    ) -> bool:
+        """Sample these VMs each ``interval_s``, whose vCPUs at ``at_s`` (monotonic) had waited ``waits``.
+
+        ``bounds``: of each VM, which share of the time between two samples any of its vCPUs may wait, 0 .. 1. It rings
+        once, also when a vCPU is gone, and takes no more samples. False: it cannot sample all of them.
+        """
+
+    def disarm(self) -> LastWaits | None:
+        """The last sample, and no more. None: there was none, or its threads may be other ones than were meant."""
+
+    @property
+    def is_true(self) -> bool:
+        """Whether it samples what was meant when it was armed."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it rings within so long a time. ``wake`` ends it early."""
+
+    def wake(self) -> None:
+        """End ``wait`` now, or the next one at once."""
+
+
 class HostPort(Protocol):
     """A KVM host as the control loop sees it. No method blocks on libvirt."""
 
@@ -150,6 +185,10 @@ class HostPort(Protocol):
 
         A wait counts once it is over. Nothing of a VM that is gone, was not read before, or has no schedstat.
         """
+
+    @property
+    def wait_alarm(self) -> WaitAlarmPort | None:
+        """None where this host samples nothing by itself."""
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob, of a VM or the host ``itself``, and return what is read back. Raises VmVanished, HostError."""

@@ -22,6 +22,7 @@ from manager.host.bpf_calls import BpfMap, open_pin, possible_cpus, run_program,
 from manager.host.bpf_objects import pinned
 from manager.host.files import read_small
 from manager.host.registry import HostPaths
+from manager.host.wait_timer import WaitTimer
 from manager.model.cpus import CpuSet
 from manager.model.host import VcpuState
 
@@ -41,6 +42,7 @@ class ThreadTimes:
     By place: ``run_ns``, ``delay_ns`` and ``marks`` as of the last look. A mark is another one once the thread's
     affinity, or for a main thread the number of threads, is; ENDED once it is gone. ``changes`` counts looks at which
     any mark was another one than at the look before, ``holdings`` how often places were given away or taken back.
+    ``chosen``: the places that were looked at last apart from the others, which ``timer`` samples.
     """
 
     def __init__(self, paths: HostPaths, bpftool: str = "bpftool") -> None:
@@ -50,7 +52,7 @@ class ThreadTimes:
         self.marks: list[int] = []
         self.changes = 0
         self.holdings = 0
-        self._chosen: Sequence[int] = ()
+        self.chosen: Sequence[int] = ()
         self._count = 0  # of places that were ever given away
         self._free: defaultdict[int, list[range]] = defaultdict(list)  # by their length
         self._seen_marks = b""
@@ -69,6 +71,7 @@ class ThreadTimes:
                     opened.enter_context(closing(BpfMap(folder / "maps" / name)))
                     for name in (threads.WANTED, threads.PLACES, threads.TIMES, threads.CHOSEN)
                 )
+                self.timer = WaitTimer(opened, folder)
             mapped = times.mapped(_COLUMN_BYTES * len(threads.COLUMNS))
             opened.callback(mapped.close)
             self._columns = [
@@ -133,15 +136,20 @@ class ThreadTimes:
             return []
         return self._columns[-1][: len(chosen)].tolist()
 
+    def choose(self, chosen: Sequence[int]) -> None:
+        """The places that ``waits`` and ``timer`` look at. Raises HostError."""
+        if chosen is not self.chosen:
+            for number, place in enumerate(chosen):
+                self._chosen_places.write(threads.INDEX.pack(number), threads.INDEX.pack(place))
+            self.chosen = chosen
+
     def _run(self, program: int, count: int, chosen: Sequence[int] | None = None) -> bool:
         """Whether the kernel did; it is not asked again once it refused, which is logged."""
         if self._refused:
             return False
         try:
-            if chosen is not None and chosen is not self._chosen:
-                for number, place in enumerate(chosen):
-                    self._chosen_places.write(threads.INDEX.pack(number), threads.INDEX.pack(place))
-                self._chosen = chosen
+            if chosen is not None:
+                self.choose(chosen)
             run_program(program, threads.READING.pack(count, self._mask_words))
         except HostError as error:
             log.warning("times of vCPUs are read from files from now on: %s", error)

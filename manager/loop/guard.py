@@ -1,5 +1,8 @@
 """The guard: between ticks it samples the vCPU wait of critical VMs, and holds batch VMs at once where it is too long.
 
+Where the kernel can (``WaitAlarmPort``), it samples by itself while all is calm, and wakes the guard for a sample that
+is above a bound; once a second the guard looks at the last one, to learn from it.
+
 A thread of its own, because a job of the scheduler costs as much as a whole sample. It and the ticks take turns by one
 lock: both read and write the same VMs and the same journal. What it samples and can hold is as of the last tick; what
 it holds is part of the plans of the ticks that follow. ``manager.control.guard_law`` decides, ``ControlLoop.hold``
@@ -10,12 +13,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import sub
 
 from manager.control.guard_law import (
+    LEARN_EVERY_S,
     LEAST_BOUND,
     SAMPLES_IN_A_ROW,
     End,
@@ -24,7 +28,9 @@ from manager.control.guard_law import (
     Excess,
     GuardMemory,
     WaitSample,
+    after_calm,
     guard,
+    quiet_bounds,
 )
 from manager.control.late_answers import LateShare, SeenAnswers, shares
 from manager.loop.agent_metrics import AgentMetrics
@@ -32,7 +38,7 @@ from manager.loop.apply import Applied
 from manager.loop.tick import ControlLoop
 from manager.loop.watches import Background
 from manager.model.fields import as_text
-from manager.model.host import VmInstance
+from manager.model.host import LastWaits, VmInstance
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
@@ -48,6 +54,9 @@ _CONFIRM_S = 0.02
 _ANSWERS_EVERY_S = 0.08
 """Answers are looked at this far apart at least, with every other sample: in less time there are too few to tell."""
 _AFTER_MISTAKE_S = 10.0
+_LATE_SAMPLES = 3.0
+"""Where the kernel is late by so many samples, the guard takes them by itself for ``_ALONE_S``."""
+_ALONE_S = 10.0
 _DONE = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})
 _WHY = {
     End.CALM: "nobody waits any more",
@@ -72,6 +81,18 @@ class GuardSettings:
 
     use: GuardUse = GuardUse.OFF
     interval_s: float = 0.05
+
+
+def _shares(
+    names: Iterable[str], before: Iterable[tuple[int, ...]], now: Iterable[tuple[int, ...]], elapsed_s: float
+) -> dict[str, float]:
+    """Of each VM the share of the time that the vCPU that waited most has waited; of those that were known before."""
+    elapsed_ns = max(elapsed_s * 1e9, 1.0)
+    return {
+        name: min(max(map(sub, later, earlier)) / elapsed_ns, 1.0)
+        for name, later, earlier in zip(names, now, before, strict=False)  # nothing is before the first sample
+        if later and len(later) == len(earlier)
+    }
 
 
 def _told(excess: Excess) -> str:
@@ -106,6 +127,8 @@ class Guard(Background):
         self._instances: tuple[VmInstance, ...] = ()
         self._names: tuple[str, ...] = ()
         self._before: Sequence[tuple[int, ...]] = ()
+        self._armed: tuple[tuple[VmInstance, str], ...] = ()  # what the kernel samples
+        self._alone_until_s = -math.inf
         self._answered, self._look = answered, SeenAnswers(self._now(), answered())
         self._memory = GuardMemory(self._now())
         self._acts = False
@@ -127,44 +150,96 @@ class Guard(Background):
             self._instances = tuple(instance for instance, _ in watched)
             self._before = [before.get(instance, ()) for instance in self._instances]
             self._names = tuple(name for _, name in watched)
+        alarm = self._loop.host.wait_alarm
+        if alarm is not None and self._armed and not self._is_armed:
+            alarm.wake()
 
-    def look(self) -> None:
-        """Take one sample, and do what follows from it."""
+    @property
+    def _is_armed(self) -> bool:
+        """Whether the kernel samples all that is watched."""
+        alarm = self._loop.host.wait_alarm
+        return alarm is not None and bool(self._armed) and self._armed == self._watched and alarm.is_true
+
+    def look(self, rang: bool = False) -> None:
+        """Take one sample, and do what follows from it; ``rang``: the kernel has one that is above a bound."""
         with self._turn:
-            sample = self._sample()
+            now_s = self._now()
+            answers = self._answers(now_s)
+            if not rang and not answers and now_s < self._due_s and self._is_armed:
+                return  # it was time for the answers alone
+            sample = self._seen_by_kernel(now_s, rang, answers) or self._sample(now_s, answers)
             before = self._memory.episode
             self._memory, ended = guard(self._memory, sample)
             self._follow(before, self._memory.episode)
+            self._arm()
         if ended is not None:
             self._tell(ended)
 
     def let_go(self) -> None:
         """Hold nothing any more, and begin anew."""
         with self._turn:
+            self._disarm()
             self._memory = GuardMemory(self._now())
             self._loop.hold(None)
             self._metrics.guard_holding.set(0)
             self.status = self.status.model_copy(update={"holding": False})
 
-    def _sample(self) -> WaitSample:
-        """``ways`` are looked for only where somebody waits."""
-        now_s, waited = self._now(), self._loop.host.waits(self._instances)
-        elapsed_ns = max((now_s - self._memory.at_s) * 1e9, 1.0)
+    def stop(self) -> None:
+        """End, after what is under way."""
+        self._stopping.set()
+        alarm = self._loop.host.wait_alarm
+        if alarm is not None:
+            alarm.wake()
+        super().stop()
+        with self._turn:
+            self._disarm()
+
+    def _arm(self) -> None:
+        """Have the kernel sample until something is to be decided, where it can."""
+        now_s, alarm, bounds = self._now(), self._loop.host.wait_alarm, quiet_bounds(self._memory)
+        if alarm is None or bounds is None or bounds.keys() != set(self._names) or now_s < self._alone_until_s:
+            return
+        all_bounds, interval_s = [bounds[name] for name in self._names], self._settings.interval_s
+        if alarm.arm(self._instances, self._before, self._memory.at_s, all_bounds, interval_s, now_s):
+            self._armed = self._watched
+
+    def _disarm(self) -> LastWaits | None:
+        """What the kernel sampled last, None: nothing."""
+        alarm = self._loop.host.wait_alarm
+        was, self._armed = self._armed, ()
+        return alarm.disarm() if alarm is not None and was else None
+
+    def _seen_by_kernel(self, now_s: float, rang: bool, answers: tuple[LateShare, ...] | None) -> WaitSample | None:
+        """Its last sample, None: it took none since it was armed, or it may have sampled others."""
+        names = [name for _, name in self._armed]
+        if not names:
+            return None
+        last = self._disarm()
+        if last is None or (not rang and now_s - last.at_s > _LATE_SAMPLES * self._settings.interval_s):
+            self._alone_until_s = now_s + _ALONE_S
+        if last is None:
+            return None
+        waited = dict(zip(last.instances, last.now, strict=True))
+        self._before = [waited.get(instance, ()) for instance in self._instances]
+        self._memory = after_calm(self._memory, last.from_s)
+        waits = _shares(names, last.before, last.now, last.at_s - last.from_s)
+        return self._judged(last.at_s, waits, answers)
+
+    def _sample(self, now_s: float, answers: tuple[LateShare, ...] | None) -> WaitSample:
+        waited = self._loop.host.waits(self._instances)
         before, self._before = self._before, waited
-        waits = {
-            name: min(max(map(sub, now, then)) / elapsed_ns, 1.0)
-            for name, now, then in zip(self._names, waited, before, strict=False)  # nothing is before the first sample
-            if now and len(now) == len(then)
-        }
-        answers = self._answers(now_s)
+        return self._judged(now_s, _shares(self._names, before, waited, now_s - self._memory.at_s), answers)
+
+    def _judged(self, at_s: float, waits: dict[str, float], answers: tuple[LateShare, ...] | None) -> WaitSample:
+        """``ways`` are looked for only where somebody waits."""
         is_late = self._memory.late or any(seen.too_many for seen in answers or ())
         if self._memory.episode is None and not is_late and max(waits.values(), default=0.0) <= LEAST_BOUND:
-            return WaitSample(now_s, waits, 0, answers=answers)
+            return WaitSample(at_s, waits, 0, answers=answers)
         ways, episode = self._loop.ways, self._memory.episode
         if episode is None:
             on = self._settings.use is GuardUse.ON
             self._acts = on and any(goal.mode is Mode.ENFORCE for way in ways for goal in way)
-        return WaitSample(now_s, waits, len(ways), self._loop.batch_has_floor, self._acts, answers)
+        return WaitSample(at_s, waits, len(ways), self._loop.batch_has_floor, self._acts, answers)
 
     def _answers(self, now_s: float) -> tuple[LateShare, ...] | None:
         """What was answered, or should have been, since the last look, None: it was only just looked at."""
@@ -223,20 +298,33 @@ class Guard(Background):
         self._say(Severity.INFO if helped else Severity.WARNING, GUARD, text)
 
     @property
-    def _pause_s(self) -> float:
+    def _due_s(self) -> float:
+        """When the next sample is to be looked at, as the last one was in time."""
+        at_s, interval_s = self._memory.at_s, self._settings.interval_s
+        if self._armed:
+            return max(self._memory.learnt_s + LEARN_EVERY_S, at_s + interval_s) + interval_s
         doubtful = 0 < self._memory.hot < SAMPLES_IN_A_ROW and self._memory.episode is None
-        return min(self._settings.interval_s, _CONFIRM_S if doubtful else math.inf)
+        return at_s + (min(interval_s, _CONFIRM_S) if doubtful else interval_s)
+
+    def _wait(self) -> bool:
+        """Until it is time to look; whether the kernel rang."""
+        due_s, now_s, alarm = self._due_s, self._now(), self._loop.host.wait_alarm
+        if alarm is None or not self._armed:
+            self._stopping.wait(max(due_s - now_s, _LEAST_PAUSE_S))
+            return False
+        if self._look.answered.services:
+            due_s = min(due_s, self._look.at_s + max(_ANSWERS_EVERY_S, 2 * self._settings.interval_s))
+        return alarm.wait(max(due_s - now_s, _LEAST_PAUSE_S))
 
     def _run(self) -> None:
-        """A sample every ``interval_s``; what is late is not made up for."""
-        due_s = self._now()
+        """What is late is not made up for."""
         while True:
-            due_s = max(due_s + self._pause_s, self._now() + _LEAST_PAUSE_S)
-            if self._stopping.wait(due_s - self._now()):
+            rang = self._wait()
+            if self._stopping.is_set():
                 return
             try:
-                self.look()
+                self.look(rang)
             except Exception as error:  # noqa: BLE001 - a mistake must neither end the guard nor keep VMs held
                 self._crashed("the guard", error)
                 self.let_go()
-                due_s = self._now() + _AFTER_MISTAKE_S
+                self._stopping.wait(_AFTER_MISTAKE_S)

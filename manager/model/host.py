@@ -93,6 +93,20 @@ class VcpuState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LastWaits:
+    """The waits of the vCPUs of these VMs, in their order, at ``from_s`` and at ``at_s`` (monotonic), nanoseconds.
+
+    Nothing of a VM of which a vCPU is gone.
+    """
+
+    from_s: float
+    at_s: float
+    instances: tuple[VmInstance, ...]
+    before: tuple[tuple[int, ...], ...]
+    now: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Quota:
     """The CPU time a group may use: ``quota_us`` (or UNLIMITED) in each ``period_us``."""
 

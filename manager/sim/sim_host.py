@@ -54,6 +54,7 @@ class SimHost:
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, 1)
         self.cache = SimCache(world, world.memory, speed) if world.memory else None
         self.resources = None  # a model of pCPUs and caches alone
+        self.wait_alarm = None
         cpus = frozenset(range(world.scenario.pcpus))
         self.capabilities = Capabilities(
             "simulated",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from manager.errors import HostError, VmVanished
-from manager.host.port import CachePort, ResourcePort
+from manager.host.port import CachePort, ResourcePort, WaitAlarmPort
 from manager.model.cpus import CpuSet
 from manager.model.host import (
     CPU_SHARES_V1,
@@ -129,6 +129,7 @@ class FakeHost:
     batch: dict[Knob, int] = field(default_factory=dict)
     """The batch group's idle class and weight; empty: there is no such group."""
     resources: ResourcePort | None = None
+    wait_alarm: WaitAlarmPort | None = None
     memory_version: int = 0
     """Of the memory controller that VMs have; 0: none."""
     machine_protected: int = 0

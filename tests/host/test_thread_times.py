@@ -297,11 +297,13 @@ def test_what_differs_from_the_files_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 HOLDER = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from manager.host.registry import HostPaths
 from manager.host.thread_times import ThreadTimes
 times = ThreadTimes(HostPaths(Path("/")))
+times.choose(list(times.hold([threading.get_native_id()])))
+times.timer.start(0, [0], [1.0], 10**6, 0)
 print("loaded", flush=True)
 time.sleep(60)
 """
@@ -311,7 +313,7 @@ def test_nothing_stays_of_a_process_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "loaded\n"
         programs = programs_of(holder.pid)
-        assert len(programs) == 3
+        assert len(programs) == 5
         holder.kill()
     until(lambda: not any(is_there(program) for program in programs), "the kernel unloaded the programs")
     assert not list(Path("/sys/fs/bpf").glob("equipoise_threads*"))

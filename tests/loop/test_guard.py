@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
 from manager.model.traffic import AnswerCount, Answered, JudgedService
 from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.wait_alarm import FakeWaitAlarm
 from tests.loop.conftest import Rig
 
 STEP_S = 0.05
@@ -61,8 +63,17 @@ class Guarded:
         """A tick, a second after the last, and a sample: none was taken meanwhile."""
         result = self.rig.tick()
         self.guard.ticked()
-        self.guard.look()
+        self.sample()
         return result
+
+    def sample(self) -> None:
+        """The guard takes one, or the kernel does and it looks at that."""
+        alarm = self.rig.host.wait_alarm
+        rings = False
+        if isinstance(alarm, FakeWaitAlarm):
+            alarm.sample(self.rig.now_s)
+            rings = alarm.rings
+        self.guard.look(rings)
 
     def look(self, *waits: float, vm: str = "web") -> None:
         """Samples in which a VM's vCPUs wait so much of the time."""
@@ -70,7 +81,7 @@ class Guarded:
             self.rig.now_s += STEP_S
             if domain_uuid(vm) in self.rig.host.vms:
                 self.rig.host.vms[domain_uuid(vm)].delay_ns += round(wait * STEP_S * 1e9)
-            self.guard.look()
+            self.sample()
 
     def answer(self, answers: int, late: int) -> None:
         """The application answers so many, and so many of them late; two samples later that is known."""
@@ -98,9 +109,11 @@ def booted(rig: Rig) -> Rig:
     return rig
 
 
-@pytest.fixture
-def guarded(rig: Rig) -> Guarded:
-    """A critical VM that is known to be calm, two batch VMs, and one of somebody else."""
+@pytest.fixture(params=["by the guard", "by the kernel"])
+def guarded(rig: Rig, request: pytest.FixtureRequest) -> Guarded:
+    """A critical VM that is known to be calm, two batch VMs, and one of somebody else; who samples."""
+    if request.param == "by the kernel":
+        rig.host.wait_alarm = FakeWaitAlarm(rig.host)
     made = Guarded(booted(rig))
     made.learn()
     return made
@@ -497,3 +510,70 @@ def test_on_cgroup_v2_it_is_the_same(tmp_path) -> None:
     guarded.look(*[0.0] * 10)
     assert rig.host.settings() == before
     rig.journal.close()
+
+
+def test_calm_samples_of_the_kernel_are_looked_at_once_a_second(rig: Rig) -> None:
+    alarm = rig.host.wait_alarm = FakeWaitAlarm(rig.host)
+    guarded = Guarded(booted(rig))
+    guarded.learn()
+    arms, memory = alarm.arms, guarded.guard._memory
+    guarded.look(*[0.02] * 100)
+    assert 4 <= alarm.arms - arms <= 6
+    assert guarded.guard._memory.customs["web"].samples - memory.customs["web"].samples == alarm.arms - arms
+    assert guarded.guard._memory.customs["web"].usual > memory.customs["web"].usual
+
+
+@pytest.mark.parametrize("waits", [(0.05, 0.05), (0.05, 0.0, 0.05, 0.0), (0.5,), (0.01, 0.039)])
+def test_episodes_are_the_same_whoever_samples(tmp_path: Path, waits: tuple[float, ...]) -> None:
+    """Who waits a bit in one sample is doubtful, in two is held for, and at once who waits much."""
+    began: list[list[tuple[float, bool]]] = []
+    for by_kernel in (False, True):
+        rig = Rig(tmp_path / f"{by_kernel}")
+        rig.host.wait_alarm = FakeWaitAlarm(rig.host) if by_kernel else None
+        guarded = Guarded(booted(rig))
+        guarded.learn()
+        guarded.look(*[0.0] * 30)
+        seen = []
+        for wait in (*waits, *[0.0] * 10):
+            guarded.look(wait)
+            seen.append((rig.now_s, guarded.guard.status.holding))
+        began.append(seen)
+        rig.journal.close()
+    assert began[0] == began[1]
+
+
+def test_where_the_kernel_stands_still_the_guard_samples_for_a_while(rig: Rig) -> None:
+    alarm = rig.host.wait_alarm = FakeWaitAlarm(rig.host)
+    guarded = Guarded(booted(rig))
+    guarded.learn()
+    alarm.stands_still = True
+    guarded.look(*[0.0] * 30)
+    assert not alarm.armed
+    guarded.look(0.5)
+    assert guarded.values(Knob.IDLE) == {1}
+    alarm.stands_still = False
+    guarded.look(*[0.0] * 250)
+    assert alarm.armed
+
+
+def test_what_the_kernel_sampled_of_others_counts_for_nothing(rig: Rig) -> None:
+    alarm = rig.host.wait_alarm = FakeWaitAlarm(rig.host)
+    guarded = Guarded(booted(rig))
+    guarded.learn()
+    guarded.look(0.0)
+    assert alarm.armed
+    alarm.is_true = False
+    guarded.guard.ticked()
+    assert alarm.wakes == 1
+    guarded.look(0.5)
+    assert not alarm.armed
+    assert guarded.values(Knob.IDLE) == {1}
+
+
+def test_a_guard_that_stops_leaves_no_alarm(rig: Rig) -> None:
+    alarm = rig.host.wait_alarm = FakeWaitAlarm(rig.host)
+    guarded = Guarded(booted(rig))
+    guarded.learn()
+    assert alarm.armed
+    guarded.guard.stop()
+    assert not alarm.armed

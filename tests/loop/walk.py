@@ -229,7 +229,7 @@ class FaultyHost:
         self.taps, self.look = real.taps, real.look
         self.migrating = real.migrating
         self.connected = True
-        self.cache = self.resources = None
+        self.cache = self.resources = self.wait_alarm = None
         self.discovery = real.discovery
 
     @property

@@ -15,6 +15,7 @@ from manager.control.guard_law import (
     FAR,
     HELD_SHARE,
     HOLD_S,
+    LEARN_EVERY_S,
     LEARNT_SAMPLES,
     LEAST_BOUND,
     MINUTE_S,
@@ -30,7 +31,9 @@ from manager.control.guard_law import (
     Excess,
     GuardMemory,
     WaitSample,
+    after_calm,
     guard,
+    quiet_bounds,
 )
 from manager.control.late_answers import LateShare
 
@@ -407,3 +410,36 @@ def test_a_late_sample_counts_by_its_time(run: Run) -> None:
     assert ended.why is End.BUDGET
     assert memory.episode is None
     assert MOST_HOLD_S + TRIAL_S < BUDGET_S, "an episode of the longest hold fits into the budget"
+
+
+@given(
+    samples=st.lists(st.sampled_from([0.0, 0.01, 0.02, 0.035, 0.05, 0.1]), min_size=10, max_size=60),
+    repeats=st.integers(1, 9),
+)
+def test_samples_within_the_quiet_bounds_need_not_come_here(samples: list[float], repeats: int) -> None:
+    """But one a second: what is held, learnt and left of the budget is the same."""
+    known = GuardMemory(0.0, {"web": Custom(0.02, LEARNT_SAMPLES)}, budget_s=3.0)
+    every, few, now_s, seen_s = known, known, 0.0, 0.0
+    for wait in (wait for wait in samples for _ in range(repeats)):
+        now_s += STEP
+        sample = WaitSample(now_s, {"web": wait}, 2)
+        every, _ = guard(every, sample)
+        bounds = quiet_bounds(few)
+        if bounds is None or wait > bounds["web"] or now_s - few.learnt_s >= LEARN_EVERY_S:
+            few, _ = guard(after_calm(few, seen_s) if bounds else few, sample)
+            assert replace(few, budget_s=0.0) == replace(every, budget_s=0.0)
+            assert few.budget_s == pytest.approx(every.budget_s)
+        seen_s = now_s
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        GuardMemory(0.0),
+        GuardMemory(0.0, {"web": Custom(0.02, LEARNT_SAMPLES), "new": Custom()}),
+        GuardMemory(0.0, {"web": Custom(0.02, LEARNT_SAMPLES)}, hot=1),
+        GuardMemory(0.0, {"web": Custom(0.02, LEARNT_SAMPLES)}, sums={"shop": 1.0}),
+    ],
+)
+def test_each_sample_counts_while_anything_is_learnt_or_doubtful(memory: GuardMemory) -> None:
+    assert quiet_bounds(memory) is None

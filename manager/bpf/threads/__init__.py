@@ -10,13 +10,16 @@ from manager.bpf import members, number
 
 OBJECT = Path(__file__).parent / "equipoise_threads.bpf.o"
 FIND, READ, READ_WAITS = "find_thread", "read_threads", "read_waits"
+START_WATCH, STOP_WATCH = "start_watch", "stop_watch"
 """Names of the programs: the task iterator, and those that the reader runs."""
 WANTED, PLACES, TIMES, CHOSEN = "thread_wanted", "thread_places", "thread_times", "thread_chosen"
+WATCH_MAP, TIMER, ALARMS = "thread_watch", "thread_alarm", "thread_alarms"
 """Names of the maps."""
 
 _INTERFACE = (Path(__file__).parent / "threads.h").read_text()
 
 MOST_THREADS, MOST_MASK_WORDS = number(_INTERFACE, "MOST_THREADS"), number(_INTERFACE, "MOST_MASK_WORDS")
+MOST_WATCHED, WHOLE = number(_INTERFACE, "MOST_WATCHED"), number(_INTERFACE, "WHOLE")
 ENDED = number(_INTERFACE, "ENDED")
 """The mark of a thread that is gone."""
 GONE = number(_INTERFACE, "GONE")
@@ -32,3 +35,9 @@ READING = struct.Struct(f"={len(members(_INTERFACE, 'reading'))}Q")
 """What READ and READ_WAITS are told."""
 COLUMNS = tuple(re.findall(r"^\tu64 (\w+)\[MOST_THREADS\];", _INTERFACE, re.MULTILINE))
 """The value of TIMES: one after the other, 64 bits for each place."""
+WATCH = members(_INTERFACE, "watch")
+"""The value of WATCH_MAP: these, of 64 bits each,"""
+WATCH_COLUMNS = tuple(re.findall(r"^\tu64 (\w+)\[MOST_WATCHED\];", _INTERFACE, re.MULTILINE))
+"""and then these one after the other, 64 bits for each place in CHOSEN."""
+START = struct.Struct(f"={len(members(_INTERFACE, 'start'))}Q")
+"""What START_WATCH is told."""

@@ -4,7 +4,7 @@
  *
  * find_thread runs once for each thread: a task iterator that the reader opens on that thread alone. It notes where the
  * kernel keeps the thread. read_threads, which the reader runs, then goes there directly: no walk over the tasks of the
- * host, no look-up and no text.
+ * host, no look-up and no text. take_sample does so by a timer, for the waits that the guard watches.
  *
  * A thread that has ended is not held: its memory may be another one's by now, or nobody's. So every access may fail,
  * and what is found counts only with the same id and start time, and while it has not exited.
@@ -89,6 +89,33 @@ struct {
 	__type(key, u32);
 	__type(value, u32);
 } thread_chosen SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct watch);
+} thread_watch SEC(".maps");
+
+struct alarm {
+	struct bpf_timer timer;
+};
+
+/* Apart, because what has a timer cannot be mapped. It stops with the last descriptor of this map. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct alarm);
+} thread_alarm SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536); /* a multiple of the size of a page, on every machine */
+} thread_alarms SEC(".maps");
+
+#define CLOCK_MONOTONIC 1 /* include/uapi/linux/time.h */
 
 /* FNV-1a, by words: on at most 64 pCPUs no two affinities have the same. */
 #define FNV_BASIS 0xcbf29ce484222325ULL
@@ -187,26 +214,36 @@ int read_threads(struct reading *reading)
 	return 0;
 }
 
-static long read_wait(u32 index, void *context)
+/* Of the thread that is that one in thread_chosen. */
+static u64 wait_of(u32 index)
 {
-	u32 first = 0, key = index, *chosen;
+	u32 key = index, *chosen;
 	struct task_struct *task;
 	struct place *place;
-	struct times *times;
 	u64 wait_ns = 0;
 
-	times = bpf_map_lookup_elem(&thread_times, &first);
 	chosen = bpf_map_lookup_elem(&thread_chosen, &key);
-	if (!times || !chosen || index >= MOST_THREADS)
-		return 1;
+	if (!chosen)
+		return GONE;
 	key = *chosen;
 	place = bpf_map_lookup_elem(&thread_places, &key);
 	if (!place)
-		return 1;
+		return GONE;
 	task = (struct task_struct *)place->task;
 	if (task)
 		bpf_core_read(&wait_ns, sizeof(wait_ns), &task->sched_info.run_delay);
-	times->wait_ns[index] = task && is_there(place, task) ? wait_ns : GONE;
+	return task && is_there(place, task) ? wait_ns : GONE;
+}
+
+static long read_wait(u32 index, void *context)
+{
+	struct times *times;
+	u32 first = 0;
+
+	times = bpf_map_lookup_elem(&thread_times, &first);
+	if (!times || index >= MOST_THREADS)
+		return 1;
+	times->wait_ns[index] = wait_of(index);
 	return 0;
 }
 
@@ -214,6 +251,88 @@ SEC("syscall")
 int read_waits(struct reading *reading)
 {
 	bpf_loop(reading->count, read_wait, NULL, 0);
+	return 0;
+}
+
+/* Of a sample: the time since the one before, and whether anybody waited too long. */
+struct sample {
+	u64 elapsed_ns;
+	bool is_hot;
+};
+
+static long watch_wait(u32 index, void *context)
+{
+	struct sample *sample = context;
+	struct watch *watch;
+	u64 before_ns, wait_ns;
+	u32 first = 0;
+
+	watch = bpf_map_lookup_elem(&thread_watch, &first);
+	if (!watch || index >= MOST_WATCHED)
+		return 1;
+	before_ns = watch->wait_ns[index];
+	wait_ns = wait_of(index);
+	watch->before_ns[index] = before_ns;
+	watch->wait_ns[index] = wait_ns;
+	if (wait_ns == GONE || (wait_ns - before_ns) * WHOLE > watch->bound[index] * sample->elapsed_ns)
+		sample->is_hot = true;
+	return 0;
+}
+
+static int take_sample(void *map, u32 *key, struct alarm *alarm)
+{
+	struct sample sample = {};
+	struct watch *watch;
+	u64 now_ns, *rung;
+	u32 first = 0;
+
+	watch = bpf_map_lookup_elem(&thread_watch, &first);
+	if (!watch)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	sample.elapsed_ns = now_ns - watch->at_ns;
+	bpf_loop(watch->count, watch_wait, &sample, 0);
+	watch->from_ns = watch->at_ns;
+	watch->at_ns = now_ns;
+	watch->samples++;
+	if (sample.is_hot) {
+		rung = bpf_ringbuf_reserve(&thread_alarms, sizeof(*rung), 0);
+		if (rung) { /* else it rings already */
+			*rung = now_ns;
+			bpf_ringbuf_submit(rung, BPF_RB_FORCE_WAKEUP);
+		}
+	} else {
+		bpf_timer_start(&alarm->timer, watch->interval_ns, 0);
+	}
+	watch->took_ns += bpf_ktime_get_ns() - now_ns;
+	return 0;
+}
+
+SEC("syscall")
+int start_watch(struct start *start)
+{
+	struct alarm *alarm;
+	u32 first = 0;
+
+	alarm = bpf_map_lookup_elem(&thread_alarm, &first);
+	if (!alarm)
+		return 1;
+	bpf_timer_init(&alarm->timer, &thread_alarm, CLOCK_MONOTONIC); /* only the first time */
+	if (!bpf_timer_set_callback(&alarm->timer, take_sample))
+		start->is_started = !bpf_timer_start(&alarm->timer, start->delay_ns, 0);
+	return 0;
+}
+
+/* No sample is under way afterwards. */
+SEC("syscall")
+int stop_watch(struct start *start)
+{
+	struct alarm *alarm;
+	u32 first = 0;
+
+	alarm = bpf_map_lookup_elem(&thread_alarm, &first);
+	if (alarm)
+		bpf_timer_cancel(&alarm->timer);
 	return 0;
 }
 

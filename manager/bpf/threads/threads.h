@@ -7,6 +7,8 @@
 
 #define MOST_THREADS 16384
 #define MOST_MASK_WORDS 128 /* of 64 pCPUs each */
+#define MOST_WATCHED 1024 /* of those in thread_chosen */
+#define WHOLE 1048576 /* of a time, as a bound of a wait */
 
 /* Value of thread_wanted: the place that the next thread which is found is to get. */
 struct wanted {
@@ -38,6 +40,28 @@ struct times {
 	u64 delay_ns[MOST_THREADS];
 	u64 mark[MOST_THREADS];
 	u64 wait_ns[MOST_THREADS]; /* delay_ns of those in thread_chosen, in that order; GONE: it is */
+};
+
+/* Value of thread_watch, which is mapped, too, and written by the reader while nothing is watched. From start_watch on
+ * the kernel takes a sample each interval_ns, until a wait in it is above its bound, or a thread is gone: then it says
+ * so in thread_alarms, and takes none until it is started again.
+ */
+struct watch {
+	u64 interval_ns;
+	u64 count; /* of those in thread_chosen: the first ones */
+	u64 from_ns; /* of CLOCK_MONOTONIC: the sample before the last */
+	u64 at_ns; /* the last */
+	u64 samples; /* that were taken in all */
+	u64 took_ns; /* the time that they took */
+	u64 before_ns[MOST_WATCHED]; /* the waits at from_ns */
+	u64 wait_ns[MOST_WATCHED]; /* at at_ns; GONE: that thread is */
+	u64 bound[MOST_WATCHED]; /* of the time between them, in parts of WHOLE */
+};
+
+/* What start_watch is told, and tells. */
+struct start {
+	u64 delay_ns; /* until the first sample */
+	u64 is_started;
 };
 
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from manager.host.thread_times import ThreadTimes
 
 HOST = HostPaths(Path("/"))
 ROUNDS = 20
+LONG_S = 60.0
 # Not at the real-time priority that tests have in some guests: one would never let the other run.
 SPIN = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\nwhile True: pass"
 
@@ -75,3 +77,33 @@ def test_marks_tell_an_affinity_a_thread_more_and_the_end() -> None:
         times.look()
         assert (times.marks[main] == again) is (allowed == {0})
         os.sched_setaffinity(os.getpid(), allowed)
+
+
+def test_the_timer_samples_and_rings_for_one_that_waits() -> None:
+    """More threads than CPUs; then one that is gone."""
+    spinning = [subprocess.Popen([sys.executable, "-S", "-c", SPIN]) for _ in range(2)]
+    try:
+        with closing(ThreadTimes(HOST)) as times:
+            times.choose(list(times.hold([process.pid for process in spinning])))
+            for bound in (0.0, 0.2):
+                now_ns = time.monotonic_ns()
+                times.timer.start(now_ns, times.waits(times.chosen), [bound] * 2, 20_000_000, now_ns)
+                assert select.select([times.timer.descriptor], [], [], LONG_S)[0]
+                sample = times.timer.stop()
+                assert sample is not None
+                waited_ns = [now - before for now, before in zip(sample.wait_ns, sample.before_ns, strict=True)]
+                assert max(waited_ns) > bound * (sample.at_ns - sample.from_ns)
+                assert not select.select([times.timer.descriptor], [], [], 0)[0]
+            for process in spinning:
+                process.kill()
+                process.wait()
+            now_ns = time.monotonic_ns()
+            times.timer.start(now_ns, [0, 0], [1.0] * 2, 20_000_000, now_ns)
+            assert select.select([times.timer.descriptor], [], [], LONG_S)[0]
+            gone = times.timer.stop()
+            assert gone is not None
+            assert list(gone.wait_ns) == [threads.GONE] * 2
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()

@@ -1,0 +1,66 @@
+"""``WaitAlarmPort`` in memory: what the kernel's timer does, in the time of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from manager.model.host import LastWaits, VmInstance
+from tests.fakes.host import FakeHost
+
+
+@dataclass
+class FakeWaitAlarm:
+    """Samples when ``sample`` is called; ``rings`` once one is above its bound. ``stands_still``: it never does."""
+
+    host: FakeHost
+    instances: tuple[VmInstance, ...] = ()
+    bounds: tuple[float, ...] = ()
+    interval_s: float = 0.0
+    at_s: float = 0.0
+    waits: tuple[tuple[int, ...], ...] = ()
+    last: LastWaits | None = None
+    rings: bool = False
+    is_true: bool = True
+    stands_still: bool = False
+    arms: int = 0
+    wakes: int = 0
+    armed: bool = field(default=False)
+
+    def arm(
+        self,
+        instances: Sequence[VmInstance],
+        waits: Sequence[tuple[int, ...]],
+        at_s: float,
+        bounds: Sequence[float],
+        interval_s: float,
+        now_s: float,
+    ) -> bool:
+        assert at_s <= now_s
+        self.instances, self.bounds, self.interval_s = tuple(instances), tuple(bounds), interval_s
+        self.at_s, self.waits, self.last = at_s, tuple(waits), None
+        self.rings, self.armed, self.is_true = False, True, True
+        self.arms += 1
+        return True
+
+    def disarm(self) -> LastWaits | None:
+        self.armed = self.rings = False
+        return self.last if self.is_true else None
+
+    def sample(self, now_s: float) -> None:
+        """The next sample, where it is time."""
+        if not self.armed or self.rings or self.stands_still or now_s < self.at_s + 0.99 * self.interval_s:
+            return
+        now, elapsed_ns = tuple(self.host.waits(self.instances)), (now_s - self.at_s) * 1e9
+        self.last = LastWaits(self.at_s, now_s, self.instances, self.waits, now)
+        for before, later, bound in zip(self.waits, now, self.bounds, strict=True):
+            if not later or max(map(int.__sub__, later, before)) > bound * elapsed_ns:
+                self.rings = True
+        self.at_s, self.waits = now_s, now
+
+    def wait(self, timeout_s: float) -> bool:
+        del timeout_s
+        return self.rings
+
+    def wake(self) -> None:
+        self.wakes += 1
