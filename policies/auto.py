@@ -5,7 +5,7 @@ or a sixty-fourth of it. Where the critical VMs together want more than the host
 whatever the weights; equal weights then often violate several. So, while an SLA is violated or at risk, a model of the
 host (``policies.auto_model``), fitted to what was measured, predicts the number of violated SLAs under other levels.
 Only an application that violates its SLA anyway, or that is above its agreed load under `isolation`, is ever lowered:
-weight is not taken from one that meets its SLA.
+weight is not taken from one that meets its SLA, nor while nobody else is at risk.
 
 Each change is a trial: the applications that it was to save must do better by more than chance, or it is taken back,
 and the application is not lowered again for a while. Levels end as soon as none is predicted to do as well.
@@ -16,7 +16,7 @@ Where neither weights nor room (``policies.auto_room``) suffice, steps of a ladd
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -24,12 +24,13 @@ from manager.control.feedback_law import average
 from manager.control.placer import usable_cpus
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
+from policies.auto_candidates import waits_materially
 from policies.auto_crowd import next_crowd
 from policies.auto_explanation import Decided, explain
 from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
-from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
+from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, VmUse, fit_model, weight_at
 from policies.auto_resources import resource_goals
 from policies.auto_room import Room, next_room, room_goals
 from policies.auto_siblings import with_siblings
@@ -81,7 +82,7 @@ class Auto:
         learnt = _observed(model, learnt, snapshot)
         now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
         may = shared and before.ladder.may_have_room(snapshot.steady_s)
-        room = _room(model, snapshot, before, may=may)
+        room = _room(model, snapshot, before, fits.uses, may=may)
         left = before.room.pcpus and enforced(batch_vms(snapshot))
         now = replace(now, room=room, before_room=before.before_room if left else now.courses, crowd=crowd)
         now = climbed(snapshot, model, before, now)
@@ -114,12 +115,13 @@ class Auto:
         return recalled(text, now_s)
 
 
-def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, *, may: bool) -> Room:
+def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, uses: Mapping[str, VmUse], *, may: bool) -> Room:
     """Room as of now: as it is while a step is on trial, so that nothing else changes meanwhile."""
     at_risk = any(app.at_risk for app in model.applications)
     violated = any(app.at_risk and app.log_miss > 0 for app in model.applications)
+    waits = any(waits_materially(snapshot, uses, app.name) for app in model.applications if app.at_risk)
     on_trial = before.ladder.trial is not None or before.experiments.running is not None
-    return next_room(before.room, snapshot, at_risk=at_risk, violated=violated, may=may, stays=on_trial)
+    return next_room(before.room, snapshot, at_risk=at_risk, violated=violated, waits=waits, may=may, stays=on_trial)
 
 
 def _courses(model: HostModel, before: Courses) -> dict[str, float]:
@@ -138,9 +140,15 @@ def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     worst = sorted(lowerable, key=lambda app: (app.name not in now.levels, -app.log_miss, app.name))
     free = frozenset(app.name for app in worst[:MOST_FREE])
     levels = best_levels(model, now.levels, free)
-    if levels == now.levels:
+    if levels == now.levels or (levels and not _saves(model, levels, now.courses)):
         return now
     return _begun(model, replace(now, levels=levels, changed_s=steady_s), steady_s)
+
+
+def _saves(model: HostModel, levels: Levels, courses: Courses) -> bool:
+    """Whether somebody is at risk now, or was on average, who is not lowered: with nobody to save levels only harm."""
+    others = [app for app in model.applications if app.name not in levels and not app.over]
+    return any(app.at_risk or courses[app.name] > math.log(AT_RISK) for app in others)
 
 
 def _begun(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:

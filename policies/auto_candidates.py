@@ -18,7 +18,7 @@ from manager.control.warp_plan import auto_warp_us, can_warp, is_left_to_policy
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.registration import LEAST_LIMIT_PCPUS, Mode
 from manager.model.units import percent
-from manager.model.vcpu_wait import wait_share
+from manager.model.vcpu_wait import MATERIAL, wait_share
 from policies.auto_model import AppModel, VmUse
 from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind
 from policies.cores import batch_vms, enforced
@@ -109,6 +109,11 @@ def most_waiting(snapshot: Snapshot, uses: Mapping[str, VmUse], application: str
     waits = [(wait_share(use.used_pcpus, use.waited_pcpus), vm.name, vm) for vm, use in known]
     wait, _, vm = max(waits, key=lambda each: each[:2], default=(0.0, "", None))
     return vm, wait
+
+
+def waits_materially(snapshot: Snapshot, uses: Mapping[str, VmUse], application: str) -> bool:
+    """Whether a VM of the application waits for pCPUs so long that pCPUs without batch VMs may help it."""
+    return most_waiting(snapshot, uses, application)[1] >= MATERIAL
 
 
 def _idle(case: _Case) -> Iterator[StepCandidate]:

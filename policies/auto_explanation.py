@@ -15,6 +15,8 @@ from manager.model.host import WeightScale
 from manager.model.numbers import digits, duration
 from manager.model.registration import Application, Mode
 from manager.model.units import percent
+from manager.model.vcpu_wait import MATERIAL
+from policies.auto_candidates import most_waiting
 from policies.auto_experiment_told import shown_cause, told_experiments
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
@@ -26,6 +28,7 @@ MOST_NAMED = 3
 """Of so many applications names and response times are said at a time."""
 _MOST, _LEAST = percent(MOST_LOST), percent(MOST_LOST / 2, 1)
 _LASTING = duration(LASTING_S)
+_MATERIAL = percent(MATERIAL)
 _WAS_AT_RISK = f"an SLA was at risk in the last {_LASTING}"
 _WHY = "as that is predicted to violate fewer SLAs"
 _MULTIPLE = math.log(10)
@@ -51,6 +54,7 @@ class Decided:
 class _Host:
     """``vms``: critical ones, by application; ``leaving``: the VMs of ``left_by``; ``at_risk``: applications.
 
+    ``longest_wait``: the largest part of its runnable time that a VM of one at risk waits for pCPUs; None: not known.
     ``acts``: what is decided for some VM at least is written.
     """
 
@@ -59,6 +63,7 @@ class _Host:
     vms: Mapping[str, Sequence[VmView]]
     leaving: Sequence[VmView]
     at_risk: Sequence[str]
+    longest_wait: float | None
     acts: bool
 
     def enforces(self, application: str) -> bool:
@@ -74,7 +79,10 @@ def explain(snapshot: Snapshot, decided: Decided) -> Iterator[Explanation]:
             vms.setdefault(vm.application, []).append(vm)
     leaving = [vm for vm in batch_vms(snapshot) if vm.name in decided.left_by] if decided.left_by else []
     at_risk = [name for name, app in decided.applications.items() if app.at_risk]
-    host = _Host(decided, snapshot.steady_s, vms, leaving, at_risk, enforced(snapshot.vms))
+    uses = decided.now.fits.uses
+    waits = [most_waiting(snapshot, uses, name) for name in at_risk]
+    longest_wait = max((wait for vm, wait in waits if vm is not None), default=None)
+    host = _Host(decided, snapshot.steady_s, vms, leaving, at_risk, longest_wait, enforced(snapshot.vms))
     for view in snapshot.applications:
         if view.application.name in vms:
             name = view.application.name
@@ -159,6 +167,9 @@ def _room(host: _Host, app: AppModel) -> Iterator[str]:
         yield f"Batch VMs leave {pcpus}{effects}; it costs them {cost}, and {ends}."
     elif now.room.spent and app.at_risk:
         yield f"Batch VMs leave no pCPUs: that cost them {cost}, and is to be less than {_LEAST} first."
+    elif host.decided.shared and app.at_risk and host.longest_wait is not None and host.longest_wait < MATERIAL:
+        wait = f"{percent(host.longest_wait)} of their runnable time, less than {_MATERIAL}"
+        yield f"Batch VMs leave no pCPUs, as VMs at risk wait for pCPUs for {wait}."
 
 
 def _floating(host: _Host, application: str) -> Iterator[str]:

@@ -102,7 +102,7 @@ def test_against_a_neighbour_in_the_cache_ways_are_kept() -> None:
     assert {each.ways for each in here} == {10}
     assert {each.bandwidth for each in here} == {None}
     assert all("Application shop has 10 cache ways for itself (for" in each.said for each in here)
-    assert "that lowered p95 of shop by 50 %" in here[0].said
+    assert "that lowered p95 of shop by 52 %" in here[0].said
 
 
 def test_against_a_neighbour_on_the_memory_bus_its_bandwidth_is_limited_and_ways_are_taken_back() -> None:

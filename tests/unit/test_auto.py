@@ -206,6 +206,12 @@ def test_levels_that_helped_are_kept() -> None:
     assert note.application == "flooded"
 
 
+@pytest.mark.parametrize(("other_ms", "lowered"), [(60.0, False), (90.0, False), (110.0, True)])
+def test_nobody_is_lowered_while_nobody_else_is_at_risk(other_ms: float, lowered: bool) -> None:
+    decision = AUTO.decide(overloaded(1000.0, saved_ms=other_ms), None)
+    assert (weights(decision)["flooded-web"] < 10_000) is lowered, "`other` has a target of 120 ms"
+
+
 def test_who_pays_for_load_above_the_agreed_rate_is_lowered_though_its_target_is_met() -> None:
     def crowd(sharing: Sharing | None) -> Snapshot:
         at_s = 1000.0

@@ -19,7 +19,7 @@ from policies.auto import POLICY as AUTO
 from policies.auto_crowd import Crowd
 from policies.auto_explanation import Decided, explain
 from policies.auto_memory import AutoMemory, Cooling, TakenBack, Trial
-from policies.auto_model import AppModel
+from policies.auto_model import AppModel, Fits, VmUse
 from policies.auto_room import Room
 from tests.unit.test_auto import app_model, application, batch, moment, overloaded, times, vm
 
@@ -161,6 +161,15 @@ def test_room_with_its_cost_and_its_end() -> None:
     )
     one = replace(ROOM, room=replace(ROOM.room, pcpus=1))
     assert "1 pCPU to critical VMs, as flooded and shop are at risk" in told(seen(), one, models(92.0, 92.0))["shop"]
+
+
+@pytest.mark.parametrize(("waited_pcpus", "said"), [(0.05, True), (0.2, False)])
+def test_why_batch_vms_leave_no_pcpus_to_one_at_risk(waited_pcpus: float, said: bool) -> None:
+    now = replace(CALM, fits=Fits({"shop-web": VmUse(0.45, waited_pcpus)}))
+    text = "Batch VMs leave no pCPUs, as VMs at risk wait for pCPUs for 10 % of their runnable time, less than 20 %."
+    assert (text in told(seen(), now, models(92.0))["shop"]) is said
+    assert "leave no pCPUs" not in told(seen(), now, models(92.0), shared=False)["shop"], "nor would they otherwise"
+    assert "leave no pCPUs" not in told(seen(), now, models(62.0))["shop"], "it is not at risk"
 
 
 def test_room_that_has_cost_too_much() -> None:

@@ -70,6 +70,12 @@ def test_an_sla_that_is_violated_waits_for_nothing() -> None:
     assert next_room(Room(), seen(), at_risk=True).pcpus == 0
 
 
+def test_room_only_begins_where_one_at_risk_waits_for_pcpus() -> None:
+    assert next_room(AT_RISK, seen(), at_risk=True, violated=True, waits=False).pcpus == 0
+    begun = next_room(AT_RISK, seen(), at_risk=True, waits=True)
+    assert next_room(begun, seen(), at_risk=True, waits=False).pcpus == begun.pcpus == 3, "room shortens the wait"
+
+
 def test_the_steps_of_room_are_times_and_not_ticks() -> None:
     room, course = Room(), []
     for second in range(30):
@@ -126,13 +132,16 @@ def test_room_that_is_never_idle_costs_nothing() -> None:
 def test_auto_leaves_room_only_while_an_sla_is_at_risk(times_ms: list[int], batch_vms: int) -> None:
     moment = seen()
     critical, *batch = moment.vms
-    critical = replace(critical, application="shop", tier="web", vcpu_pcpus=(0.425,) * 8, vcpu_waits=(0.0,) * 8)
+    busy, waits = (0.425,) * 8, (0.2,) * 8
+    critical = replace(critical, application="shop", tier="web", vcpu_pcpus=busy, vcpu_waits=waits, run_delay_share=1.6)
     shop = application("shop", times_ms, 200.0, moment.now_s)
     moment = replace(moment, vms=(critical, *batch), applications=(shop,))
     long_ago = AutoMemory(room=AT_RISK)
     decision = AUTO.decide(moment, long_ago)
     assert len(decision.cpus) == batch_vms
     assert not AUTO.decide(moment, None).cpus, "not at the first sight of a risk"
+    prompt = replace(moment, vms=(replace(critical, run_delay_share=0.3), *batch))
+    assert not AUTO.decide(prompt, long_ago).cpus, "it does not wait for pCPUs"
     assert validate(decision, moment) is None
     above = replace(shop.application, sharing=Sharing.ISOLATION, sla=Sla(200.0, 95.0, 1.0))
     crowd = replace(shop, application=above)
