@@ -117,6 +117,12 @@ def has_idle_class(mounts: CgroupMounts, cpu: CgroupCpu) -> bool:
         return False
 
 
+def emulator_threads(vm_group: Path, cpu: CgroupCpu) -> Path | None:
+    """The list of the threads in the group of a VM's emulator, below the VM's own; None: it has none."""
+    files = (vm_group / inside / "emulator" / cpu.threads_file for inside in ("", "libvirt"))
+    return next((file for file in files if file.exists()), None)
+
+
 def parse_process_cgroups(text: str) -> dict[str, str]:
     """Group of a process by controller, from /proc/PID/cgroup (cgroups(7)); v2 under the empty name."""
     groups: dict[str, str] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import batch_group, process
-from manager.host.cgroup import CpuGroup, GroupState, VmCgroup, memory_nodes
+from manager.host.cgroup import CpuGroup, GroupState, VmCgroup, emulator_threads, memory_nodes
 from manager.host.files import LONG, SHORT, number_in, open_file, read, refusal
 from manager.host.knob_files import VmTarget, checked_cpus, checked_number
 from manager.host.registry import CGROUP_V1, USER_HZ_NS, HostPaths
@@ -115,7 +115,7 @@ class VmHandle:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
         self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through
         folder, cpu, before = self._cgroup.cpu_folder, self._cgroup.cpu, self._threads.vcpus
-        group_threads = folder / "emulator" / cpu.threads_file if folder and cpu else None
+        group_threads = emulator_threads(folder, cpu) if folder and cpu else None
         threads = process.find_threads(self._paths, self.instance.pid, group_threads)
         self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
         self._place = batch_group.place(folder, cpu)

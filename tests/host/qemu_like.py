@@ -14,12 +14,14 @@ a line and answers each with a line:
     grow MIB     it has so much more than it has
     touch        it uses all of that again
     read PATH    a thread more reads that disk until it rests, past the page cache
+    vhost        it opens /dev/vhost-net, as for a network interface, for which the kernel makes a thread; or closes it
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import hashlib
 import json
 import mmap
@@ -31,6 +33,7 @@ import time
 from pathlib import Path
 
 PR_SET_NAME = 15
+VHOST_SET_OWNER = 0xAF01
 
 _libc = ctypes.CDLL(None)
 _spinning, _resting = threading.Event(), threading.Event()
@@ -84,6 +87,25 @@ def read_disk(path: str) -> None:
     os.close(disk)
 
 
+def occupy(held: list[mmap.mmap], command: str, mib: str) -> int:
+    if command == "touch":
+        return len([use(memory) for memory in held])  # no variable may hold one
+    if command == "hold":
+        held.clear()
+    if int(mib):
+        held.append(use(mmap.mmap(-1, int(mib) << 20)))
+    return 0
+
+
+def turn_vhost(opened: list[int]) -> None:
+    """linux/vhost.h."""
+    if opened:
+        os.close(opened.pop())
+        return
+    opened.append(os.open("/dev/vhost-net", os.O_RDWR))
+    fcntl.ioctl(opened[0], VHOST_SET_OWNER)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-uuid")
@@ -94,6 +116,7 @@ def main() -> None:
     workers = {name: Worker(name) for name in options.threads}
     print(json.dumps({name: worker.tid for name, worker in workers.items()}), flush=True)
     held: list[mmap.mmap] = []
+    vhost: list[int] = []
     for line in sys.stdin:
         command, _, name = line.rstrip("\n").partition(" ")
         answer = 0
@@ -110,13 +133,10 @@ def main() -> None:
         elif command == "read":
             _resting.clear()
             threading.Thread(target=read_disk, args=(name,)).start()
-        elif command == "hold":
-            held.clear()
-            held += [use(mmap.mmap(-1, int(name) << 20))] if int(name) else []
-        elif command == "grow":
-            held.append(use(mmap.mmap(-1, int(name) << 20)))
-        elif command == "touch":
-            answer = len([use(memory) for memory in held])  # no variable may hold one
+        elif command in {"hold", "grow", "touch"}:
+            answer = occupy(held, command, name)
+        elif command == "vhost":
+            turn_vhost(vhost)
         print(answer, flush=True)
     _resting.set()
     for worker in workers.values():

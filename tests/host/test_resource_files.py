@@ -254,6 +254,12 @@ def test_vhost_threads_of_the_kernel_are_in_the_emulators_group(hybrid: Tree) ->
     assert hybrid.open().vm(WEB).vhost_ns == 77
 
 
+def test_vhost_threads_of_the_kernel_are_in_the_emulators_group_of_v2(v2: Tree) -> None:
+    v2.write({f"sys/fs/cgroup/{SCOPE}/libvirt/emulator/cgroup.threads": "101\n400\n"})
+    v2.write({"proc/400/comm": "vhost-101\n", "proc/400/schedstat": "77 0 0\n"})
+    assert v2.open().vm(WEB).vhost_ns == 77
+
+
 LINKS = {7: LinkCounters(1, 2, 3, 4, 5), 2: LinkCounters(0, 0, 0, 0, 0), 3: LinkCounters(0, 0, 0, 0, 0)}
 
 

@@ -40,8 +40,8 @@ def of_suite(suite: str) -> Fetch:
 
 
 def disk_files(cache: Path, run: Runner) -> dict[str, bytes]:
-    """Modules for a disk in memory to swap to, and one that answers late, with a scheduler."""
-    kernel = fetch_kernel(cache, run, lambda _line: None, ("brd", "null_blk", "bfq"))
+    """Modules for a disk in memory to swap to, one that answers late, with a scheduler, and for vhost."""
+    kernel = fetch_kernel(cache, run, lambda _line: None, ("brd", "null_blk", "bfq", "vhost_net"))
     return {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
 
 
@@ -124,13 +124,13 @@ def tail_machine() -> Machine:
     )
 
 
-def resctrl_machine(fetch: Fetch) -> Machine:
-    """A guest with two sockets, each with a cache that can be divided."""
+def resctrl_machine(fetch: Fetch, socket: str = "cores=2") -> Machine:
+    """A guest with two sockets of two CPUs, each with a cache that can be divided."""
     return Machine(
         fetch=fetch,
         packages=("pytest", "pydantic"),
         hardware=(
-            *("-accel", "tcg,thread=single", "-smp", "4,sockets=2,cores=2"),
+            *("-accel", "tcg,thread=single", "-smp", f"4,sockets=2,{socket}"),
             # model 63: a Haswell server. level 16: CPUID's leaf 0x10 is asked for. Without cx16 there is no code that
             # the kernel patches while others run it. The others, and what is done against faults of a real processor,
             # cost the emulator a third of its time.
@@ -144,7 +144,11 @@ def resctrl_machine(fetch: Fetch) -> Machine:
 MACHINES = {
     "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "warp": sched_ext_machine(1),
-    "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
+    "resctrl": dataclasses.replace(
+        resctrl_machine(with_cache_allocation(fetch_kernel), socket="cores=1,threads=2"),
+        mounts=(("cgroup2", "/sys/fs/cgroup"),),
+        packages=("pytest", "libvirt-python", "pydantic"),
+    ),
     "cgroup_v2": cgroup_v2_machine(),
     "warp_smp": sched_ext_machine(4),
     "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),

@@ -12,9 +12,17 @@ from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
-from manager.host.cgroup import CgroupMounts, parse_process_cgroups, vm_group
+from manager.host.cgroup import CgroupMounts, emulator_threads, parse_process_cgroups, vm_group
 from manager.host.files import open_file, refused
-from manager.host.registry import BLKIO_FILES, IO_STAT_FILE, MEMORY_STAT_FILE, PRESSURE_FILES, HostPaths
+from manager.host.registry import (
+    BLKIO_FILES,
+    CGROUP_V1,
+    CGROUP_V2,
+    IO_STAT_FILE,
+    MEMORY_STAT_FILE,
+    PRESSURE_FILES,
+    HostPaths,
+)
 from manager.host.resources.counter_texts import blkio, faults, io_stat, pressure_us, process_io, process_memory
 from manager.host.resources.held_file import HeldFile
 from manager.host.resources.perf_events import GroupCounters
@@ -55,8 +63,7 @@ class VmCounterFiles:
         self._io_stat = None if "blkio" in mounts.by_controller else held("", IO_STAT_FILE)
         self._blkio = [(held("blkio", served), held("blkio", counted)) for served, counted in BLKIO_FILES]
         self._process, self._process_io = HeldFile(folder / "stat"), HeldFile(folder / "io")
-        cpu_folder = folder_of("cpu")
-        self._emulator = cpu_folder / "emulator/tasks" if cpu_folder else None
+        self._group, self._cpu = (folder_of("cpu"), CGROUP_V1) if "cpu" in groups else (folder_of(""), CGROUP_V2)
         self._counted = folder_of("perf_event") or folder_of("")  # v2 always has it, unless v1 does
         self._vhost: list[HeldFile] = []
         self._counting: DiskReader | None = None
@@ -130,7 +137,8 @@ class VmCounterFiles:
             file.close()
         tids: list[int] = []
         with contextlib.suppress(HostError):  # the next reading finds out what became of it
-            tids = process.vhost_threads(self._paths, self._instance.pid, self._emulator)
+            emulator = emulator_threads(self._group, self._cpu) if self._group else None
+            tids = process.vhost_threads(self._paths, self._instance.pid, emulator)
         self._vhost = [HeldFile(self._paths.process(tid) / "schedstat") for tid in tids]
 
     def close(self) -> None:

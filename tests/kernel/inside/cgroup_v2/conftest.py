@@ -55,6 +55,7 @@ class Vm:
     process: QemuLike
     nested: bool = True
     folders: dict[str, Path] = field(default_factory=dict)
+    vcpus: tuple[str, ...] = VCPUS
 
     def __post_init__(self) -> None:
         self.scope.mkdir(parents=True)
@@ -64,7 +65,7 @@ class Vm:
         weighted = "cpu" in (self.scope / "cgroup.controllers").read_text().split()
         if weighted and self.nested:
             delegate(self.scope)
-        for name in ("emulator", "vcpu0", "vcpu1"):
+        for name in ("emulator", *(f"vcpu{index}" for index in range(len(self.vcpus)))):
             self.folders[name] = top / name
             self.folders[name].mkdir()
             (self.folders[name] / "cgroup.type").write_text("threaded")
@@ -72,7 +73,7 @@ class Vm:
             delegate(top)
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             (self.folders["emulator"] / "cgroup.threads").write_text(task.name)
-        for index, thread in enumerate(VCPUS):
+        for index, thread in enumerate(self.vcpus):
             (self.folders[f"vcpu{index}"] / "cgroup.threads").write_text(str(self.process.tids[thread]))
 
     @property

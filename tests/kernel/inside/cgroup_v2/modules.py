@@ -31,3 +31,10 @@ def make_swap(disk: Path, size_bytes: int) -> None:
 def end_swap(disk: Path) -> None:
     """What is on the disk comes back into memory."""
     succeeded(LIBC.swapoff(str(disk).encode()))
+
+
+def load_vhost() -> None:
+    """What /dev/vhost-net needs, in its order, without what is built in."""
+    for name in ("vhost_iotlb", "vhost", "tap", "tun", "vhost_net"):
+        if (MODULES / f"{name}.ko").exists():
+            load_module(name)
