@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from functools import cache
 from http import HTTPStatus
 
-from flask import Response, request
+from flask import Response, g, request
 from sqlalchemy.orm import Session
 from werkzeug.http import parse_etags
 
 from manager.api.acceptance import Accepted, read_report
 from manager.api.assignments import Assignments, ReportingHost
-from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER_OR_OWN_HOST
+from manager.api.auth import REPORT_OF_HOST, VIEWER_OR_OWN_HOST, prove, proving
 from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer, json_body
@@ -77,7 +77,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
 
     @api.at(
         "POST /hosts/<name>/report",
-        ADMIN_OR_OWN_HOST,
+        REPORT_OF_HOST,
         ReportOut,
         content={"application/json": api.reference(ReportIn)},
     )
@@ -88,8 +88,9 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
         clock; all others are stored, or none. Windows of applications that the host does not serve are left out.
         Unknown fields are ignored.
         """
-        _refuse_other_protocols()
-        return reports.take(path.name, json_body())
+        with proving(context):
+            _refuse_other_protocols()
+            return reports.take(path.name, json_body())
 
     @api.at("GET /hosts/<name>/assignment", VIEWER_OR_OWN_HOST, AssignmentOut, 200, 304)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
@@ -135,10 +136,12 @@ class _Reports:
         self._live = LiveReports(context, assignments, self._cadences)
 
     def take(self, host: str, content: bytes) -> Response:
-        """Store a host's report. Raises Conflict for an agent that does not serve the host."""
+        """Store a host's report. Raises Conflict for an agent that does not serve the host, and as ``prove``."""
         context, now = self._context, self._context.now()
         accepted = read_report(host, content, _latest(context, host))
-        live = self._live.take(host, accepted, _who(), _has_taps(), _clock_ahead_s(), now)
+        live = self._live.take(host, accepted, _who(), _has_taps(), _clock_ahead_s(), now, g.unproven)
+        if live is None:
+            prove(context)
         stored, revision, refused_vms = (*live, ()) if live is not None else self._take_all(host, accepted, now)
         _count(self._metrics, accepted, stored, refused_vms)
         return _to_agent(answer(stored), context, revision)

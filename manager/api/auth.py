@@ -7,13 +7,15 @@ so that another site's page cannot use credentials the browser remembers to chan
 suffice for writes: they also need the session's CSRF token.
 
 After the check, ``g.principal`` is the authenticated principal, and ``g.csrf_token`` the session's token for its forms.
+A route may take a token that was valid a moment ago, and ask itself whether it still is (``Access.proves_later``);
+``g.unproven`` is then the hash of its secret, else None.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,7 +31,7 @@ from manager.store import audit
 from manager.store.models import Json
 from manager.store.registrations import Row
 from manager.store.sessions import SignedIn, find_session
-from manager.store.tokens import Principal, PrincipalKind, Role, authenticate
+from manager.store.tokens import Principal, PrincipalKind, Role, authenticate_hash, hash_secret
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -45,6 +47,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _METRICS_COST = 10.0  # in requests: a scrape reads the whole fleet from the database
 _REALM = "Equipoise manager"  # in two words, because only then it is quoted, as RFC 9110 wants
+_INVALID = "the token is unknown, revoked or expired"
 _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
@@ -54,7 +57,8 @@ class Access:
 
     ``own_host``: a host token, if its host is the ``name`` in the path. ``any_host``: every host token.
     ``own_application``: a source token, if that is the ``name`` in the path. ``own_user``: a user, if that is its name.
-    ``browser``: HTTP Basic is accepted. ``session``: a session is accepted in place of a token.
+    ``browser``: HTTP Basic is accepted. ``session``: a session is accepted in place of a token. ``proves_later``: the
+    view itself makes sure that a token is still valid before it does or tells anything, see ``proving``.
     """
 
     role: Role | None
@@ -64,6 +68,7 @@ class Access:
     session: bool = False
     own_user: bool = False
     own_application: bool = False
+    proves_later: bool = False
 
 
 OPEN = Access(None)
@@ -72,7 +77,7 @@ VIEWER_OR_OWN_HOST = Access(Role.VIEWER, own_host=True, session=True)
 OPERATOR = Access(Role.OPERATOR, session=True)
 OPERATOR_OR_MACHINES = Access(Role.OPERATOR, any_host=True, own_application=True, session=True)
 ADMIN = Access(Role.ADMIN, session=True)
-ADMIN_OR_OWN_HOST = Access(Role.ADMIN, own_host=True)
+REPORT_OF_HOST = Access(Role.ADMIN, own_host=True, proves_later=True)
 ADMIN_OR_OWN_USER = Access(Role.ADMIN, session=True, own_user=True)
 VIEWER_IN_BROWSER = Access(Role.VIEWER, browser=True, session=True)
 
@@ -98,7 +103,7 @@ def install_auth(app: Flask, context: ManagerContext) -> None:
         limit_bytes = OPEN_BODY_BYTES
         if access.role is not None:
             signed = _signed(context, access, exchange)
-            g.principal = signed.principal
+            g.principal, g.unproven = signed.principal, signed.unproven
             _authorize(access, access.role, signed.principal)
             limit_bytes = MAX_BODY_BYTES
         elif exchange is not None and exchange.kept is None:
@@ -160,6 +165,24 @@ def reader_left(incoming: Request) -> Callable[[], bool]:
     return lambda: exchange is not None and exchange.gone
 
 
+@contextmanager
+def proving(context: ManagerContext) -> Iterator[None]:
+    """A block whose reasons of refusal are for a token alone that is still valid. Raises as ``prove``."""
+    try:
+        yield
+    except Exception:
+        prove(context)
+        raise
+
+
+def prove(context: ManagerContext) -> None:
+    """Make sure that the token of the request is still valid. Raises Unauthorized, TooManyRequests if it is not."""
+    secret_hash, g.unproven = g.unproven, None
+    if secret_hash is not None and authenticate_hash(context.database, secret_hash, context.now()) is None:
+        _count(context, "address", request.remote_addr or "")
+        raise _unauthorized(_INVALID)
+
+
 def refuse_forgery(csrf_token: str) -> None:
     """Raises Forbidden unless the request only reads, or carries the token."""
     if request.method in READS:
@@ -175,6 +198,7 @@ class _Signed:
 
     principal: Principal
     csrf_token: str | None = None
+    unproven: str | None = None
 
 
 def _signed(context: ManagerContext, access: Access, exchange: Exchange | None) -> _Signed:
@@ -224,9 +248,15 @@ def _authenticated(context: ManagerContext, access: Access) -> _Signed:
     elif authorization is not None and authorization.type == "basic" and access.browser:
         secret = authorization.password
     if secret:
-        principal = authenticate(context.database, secret, context.now())
+        now, secret_hash = context.now(), hash_secret(secret)
+        known = context.tokens.of(secret_hash, now) if access.proves_later else None
+        if known is not None:
+            return _Signed(known, unproven=secret_hash)
+        principal = authenticate_hash(context.database, secret_hash, now)
+        if principal is not None:
+            context.tokens.note(secret_hash, principal, now)
         csrf_token = None
-        why = "the token is unknown, revoked or expired"
+        why = _INVALID
     else:
         signed_in = session_of(context) if access.session else None
         principal = signed_in.principal if signed_in else None
@@ -234,11 +264,15 @@ def _authenticated(context: ManagerContext, access: Access) -> _Signed:
         ended = access.session and session_secret(context) is not None
         why = "the session has ended" if ended else "a token is needed: Authorization: Bearer <token>"
     if principal is None:
-        challenges = [WWWAuthenticate("bearer", {"realm": _REALM})]
-        if access.browser:
-            challenges.append(WWWAuthenticate("basic", {"realm": _REALM}))
-        raise Unauthorized(why, www_authenticate=challenges)
+        raise _unauthorized(why, browser=access.browser)
     return _Signed(principal, csrf_token)
+
+
+def _unauthorized(why: str, *, browser: bool = False) -> Unauthorized:
+    challenges = [WWWAuthenticate("bearer", {"realm": _REALM})]
+    if browser:
+        challenges.append(WWWAuthenticate("basic", {"realm": _REALM}))
+    return Unauthorized(why, www_authenticate=challenges)
 
 
 def _authorize(access: Access, role: Role, principal: Principal) -> None:

@@ -13,6 +13,7 @@ from manager.store.arrivals import boot_clock
 from manager.store.database import Database
 from manager.store.error_budgets import ErrorBudgets
 from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
+from manager.store.tokens import KnownTokens
 from policies.installed import InstalledPolicy
 
 
@@ -26,6 +27,7 @@ class ManagerContext:
     ``keep_slots``, their roll-ups by minute for ``keep_minutes``. A host without a report for ``silent`` is silent.
     ``requests`` limits the requests of each token and user, ``samples`` the response times that each posts for an
     application, ``tries`` attempts to join or sign in per address, and ``turns`` simultaneous password checks.
+    ``tokens``: those that were valid a moment ago.
     ``secure_cookies``: sessions use https only, even if they begin over http.
     """
 
@@ -51,6 +53,7 @@ class ManagerContext:
     tries: RateLimit = field(default_factory=lambda: RateLimit(0))
     turns: Turns = field(default_factory=Turns)
     budgets: ErrorBudgets = field(default_factory=ErrorBudgets)
+    tokens: KnownTokens = field(default_factory=KnownTokens)
 
     def now(self) -> datetime:
         """The current time, in UTC."""

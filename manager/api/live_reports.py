@@ -32,11 +32,19 @@ class LiveReports:
         self._context, self._assignments, self._cadences = context, assignments, cadences
 
     def take(
-        self, host: str, accepted: Accepted, agent: Who | None, taps: bool, ahead_s: float | None, now: datetime
+        self,
+        host: str,
+        accepted: Accepted,
+        agent: Who | None,
+        taps: bool,
+        ahead_s: float | None,
+        now: datetime,
+        token: str | None,
     ) -> tuple[ReportOut, int] | None:
         """Store a report; the answer, and the revision of the assignment. None: nothing was stored.
 
-        ``ahead_s``: by how much the agent measured its clock to be ahead, None: unknown. Raises DatabaseUnavailable.
+        ``ahead_s``: by how much the agent measured its clock to be ahead, None: unknown. ``token`` as for
+        ``store_live``. Raises DatabaseUnavailable.
         """
         body, context = accepted.body, self._context
         cadence, settled = self._cadences.known(), self._assignments.settled(host, taps)
@@ -58,14 +66,14 @@ class LiveReports:
             agent,
             body.agent_version,
             ahead_s,
-            body.tick.model_dump(mode="json"),
+            body.tick.model_dump_json(),
             packed_for_row(windows),
             settled.revision,
             measured,
             frozenset(settled.numbers.values()) - measured,
         )
-        with context.database.changing() as session:
-            if not store_live(session, report, now, now - POSTED_LATELY):
+        with context.database.changing() as connection:
+            if not store_live(connection, report, now, now - POSTED_LATELY, token):
                 return None
         answer = ReportOut(
             stored_decisions=0,

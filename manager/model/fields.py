@@ -66,11 +66,14 @@ Uuid = Annotated[
 ]
 
 
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
 def _rfc_3339(value: object) -> object:
     # Left to itself, pydantic takes more than that, such as "0.5" for seconds since the epoch.
     if not isinstance(value, str):
         return value
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII):
+    if not _MOMENT.fullmatch(value):
         raise ValueError("should look like 2026-01-31T12:00:00Z or 2026-01-31T12:00:00.5+01:00")
     return datetime.fromisoformat(value.upper())
 

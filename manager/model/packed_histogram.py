@@ -15,7 +15,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import sub
 
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
 
@@ -27,19 +28,27 @@ _LONGEST = 9  # bytes of an integer: sums of counts have at most 63 bits
 _MOST_BYTES = 2 * _MOST_BUCKETS * _LONGEST
 _LEVEL = 6
 _SMALL_BYTES = 16  # what DEFLATE cannot make shorter
+_WINDOW, _MEMORY = -9, 4  # of DEFLATE: so short a text needs no more, and clearing that takes most of the time
 
 
 def pack(histogram: Histogram) -> bytes:
     """A histogram as bytes; ``unpack`` is the inverse. Raises ValueError for counts below 0 or from 2^63 on."""
-    buckets = sorted(histogram.buckets.items())
+    plain = pack_plain(histogram)
+    if len(plain) <= _HEAD.size + _SMALL_BYTES:
+        return plain
+    _, first, length = _HEAD.unpack_from(plain)
+    squeezed = _HEAD.pack(_COMPRESSED, first, length) + _compressed(plain[_HEAD.size :])
+    return squeezed if len(squeezed) < len(plain) else plain
+
+
+def pack_plain(histogram: Histogram) -> bytes:
+    """A histogram in the plain format, for what is compressed together with others. Raises ValueError like ``pack``."""
+    buckets = histogram.buckets
     if not buckets:
         return b""
-    numbers = [bucket for bucket, _ in buckets]
-    distances = [later - earlier for earlier, later in pairwise(numbers)]
-    plain = _written([*distances, *(count for _, count in buckets)])
-    squeezed = _compressed(plain) if len(plain) > _SMALL_BYTES else plain
-    body, form = (squeezed, _COMPRESSED) if len(squeezed) < len(plain) else (plain, _PLAIN)
-    return _HEAD.pack(form, numbers[0], len(numbers)) + body
+    numbers = sorted(buckets)
+    distances = map(sub, numbers[1:], numbers)
+    return _HEAD.pack(_PLAIN, numbers[0], len(numbers)) + _written([*distances, *map(buckets.__getitem__, numbers)])
 
 
 def unpack(packed: bytes) -> Histogram:
@@ -79,7 +88,7 @@ def expanded(packed: bytes) -> bytes:
 
 
 def _compressed(plain: bytes) -> bytes:
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW, _MEMORY)
     return compressor.compress(plain) + compressor.flush()
 
 

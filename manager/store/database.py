@@ -69,7 +69,8 @@ class Database:
         snapshot = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._readers = sessionmaker(self._engine.execution_options(**snapshot), expire_on_commit=False)
         alone = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
-        self._askers = sessionmaker(self._engine.execution_options(**alone), expire_on_commit=False)
+        self._alone = self._engine.execution_options(**alone)
+        self._askers = sessionmaker(self._alone, expire_on_commit=False)
         self._writers = sessionmaker(_immediate(self._engine), expire_on_commit=False)
 
     @contextmanager
@@ -94,17 +95,18 @@ class Database:
             yield session
 
     @contextmanager
-    def changing(self) -> Iterator[Session]:
-        """A session for a single statement that changes something, with no transaction around it where that costs.
+    def changing(self) -> Iterator[Connection]:
+        """For a single statement that changes something: no session, and no transaction around it where that costs.
 
         Raises DatabaseUnavailable; then nothing was changed.
         """
-        if self.file:
-            with self.writing() as session:
-                yield session
-            return
-        with self._answering("written"), self._askers() as session:
-            yield session
+        with self._answering("written"):
+            if self.file:
+                with _immediate(self._engine).begin() as connection:
+                    yield connection
+            else:
+                with self._alone.connect() as connection:
+                    yield connection
 
     @contextmanager
     def registering(self) -> Iterator[Session]:

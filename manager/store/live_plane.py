@@ -10,15 +10,19 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
+    JSON,
     Boolean,
     ColumnElement,
+    Connection,
     Integer,
     String,
     Update,
+    any_,
     bindparam,
+    cast,
     exists,
     func,
     or_,
@@ -29,13 +33,14 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from manager.control.tenure_rules import Who
-from manager.model.packed_histogram import pack
+from manager.model.packed_histogram import pack_plain
 from manager.model.packed_live import pack_live, unpack_live
 from manager.model.packed_records import microseconds
 from manager.model.packed_windows import PackedWindow
 from manager.model.window import Window
+from manager.store.access_models import TokenRow
 from manager.store.host_models import RevisionRow
-from manager.store.models import HostRow, Json, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
+from manager.store.models import HostRow, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
 from manager.store.watched_hosts import WATCHED_FOR
 from manager.store.window_packs import StoredWindow, unpacked
 
@@ -44,26 +49,31 @@ from manager.store.window_packs import StoredWindow, unpacked
 class LiveReport:
     """A live report of a host, by an agent (None: one without an id), as of a revision of the registrations.
 
-    ``clock_ahead_s`` None: unknown; ``windows`` None: there are none. ``measured`` and ``unmeasured`` are the row
-    numbers of the applications of which it has windows, and of the others that the host serves.
+    ``clock_ahead_s`` None: unknown; ``tick``: JSON; ``windows`` None: there are none. ``measured`` and ``unmeasured``
+    are the row numbers of the applications of which it has windows, and of the others that the host serves.
     """
 
     host: str
     agent: Who | None
     agent_version: str
     clock_ahead_s: float | None
-    tick: Json
+    tick: str
     windows: bytes | None
     revision: int
     measured: Collection[int]
     unmeasured: Collection[int]
 
 
-def store_live(session: Session, report: LiveReport, now: datetime, since: datetime) -> bool:
+def store_live(
+    connection: Connection, report: LiveReport, now: datetime, since: datetime, token: str | None = None
+) -> bool:
     """Store a live report by one statement. False: nothing was stored, because there is more to do than that.
 
-    So it is where the host is new, watched, served by another agent, or its clock is off; where anything was registered
-    after the revision; and where others measured a ``measured`` application from ``since`` on, or another one at all.
+    ``token``: the hash of the secret it came with, where it is still to be shown that this is valid ``now``.
+
+    So it is where the token is not, where the host is new, watched, served by another agent, or its clock is off; where
+    anything was registered after the revision; and where others measured a ``measured`` application from ``since`` on,
+    or another one at all.
     """
     who = report.agent
     given = {
@@ -81,25 +91,32 @@ def store_live(session: Session, report: LiveReport, now: datetime, since: datet
         "unmeasured": sorted(report.unmeasured),
         "since": since,
         "watched": now + WATCHED_FOR,
+        "any_token": token is None,
+        "token": token or "",
     }
-    result: Any = session.execute(_statement(), given)
+    result = connection.execute(_statement(connection.dialect.name == "postgresql"), given)
     return bool(result.rowcount)
 
 
 @cache
-def _statement() -> Update:
+def _statement(arrays: bool) -> Update:
+    """The statement for a database with arrays, whose text is the same for any number of applications, or without."""
     hosts = HostRow.metadata.tables["hosts"]
     column, now = hosts.c, bindparam("now", type_=UtcDateTime())
     tenure = (column.agent_instance == bindparam("instance", type_=String())) & (
         column.agent_boot == bindparam("boot", type_=String())
     )
     watched = (column.watched_until > now) & (column.watched_until <= bindparam("watched", type_=UtcDateTime()))
-    measured = _by_others("measured") & (WindowRow.slot >= bindparam("since", type_=UtcDateTime()))
+    measured = _by_others("measured", arrays) & (WindowRow.slot >= bindparam("since", type_=UtcDateTime()))
+    valid = (TokenRow.secret_hash == bindparam("token", type_=String())) & (
+        TokenRow.expires_at.is_(None) | (TokenRow.expires_at > now)
+    )
+    tick = bindparam("reported_tick", type_=String())
     changed = {
         "last_seen_at": now,
         "agent_version": bindparam("reported_version", type_=String()),
         "clock_ahead_s": func.coalesce(bindparam("ahead", type_=column.clock_ahead_s.type), column.clock_ahead_s),
-        "tick": bindparam("reported_tick", type_=column.tick.type),
+        "tick": cast(tick, JSON()) if arrays else tick,
         "live": func.coalesce(bindparam("windows", type_=column.live.type), column.live),
     }
     return (
@@ -113,15 +130,20 @@ def _statement() -> Update:
             or_(column.watched_until.is_(None), ~watched),
             select(RevisionRow.number).scalar_subquery() == bindparam("revision", type_=RevisionRow.number.type),
             ~exists().where(measured),
-            ~exists().where(_by_others("unmeasured")),
+            ~exists().where(_by_others("unmeasured", arrays)),
+            or_(bindparam("any_token", type_=Boolean()) == true(), exists().where(valid)),
         )
     )
 
 
-def _by_others(numbers: str) -> ColumnElement[bool]:
+def _by_others(numbers: str, arrays: bool) -> ColumnElement[bool]:
     """Whether another origin than the host measured one of the applications with these numbers."""
-    host = bindparam("host", type_=String())
-    among = WindowRow.application_id.in_(bindparam(numbers, expanding=True, type_=Integer()))
+    host, number = bindparam("host", type_=String()), WindowRow.application_id
+    among = (
+        number == any_(bindparam(numbers, type_=ARRAY(Integer)))
+        if arrays
+        else number.in_(bindparam(numbers, expanding=True, type_=Integer()))
+    )
     return among & or_(WindowRow.origin < host, WindowRow.origin > host)
 
 
@@ -157,4 +179,4 @@ def _packed(slot: datetime, window: Window) -> PackedWindow:
     ready = None
     if window.ready is not None:
         ready = {"percentile": window.ready.percentile, "percentile_ms": window.ready.percentile_ms}
-    return PackedWindow(slot_us, "", start_us, end_us, window.requests, ready, pack(window.histogram))
+    return PackedWindow(slot_us, "", start_us, end_us, window.requests, ready, pack_plain(window.histogram))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ _SECRET_BYTES = 32
 _END_BYTES = 6  # of a name that is made unique
 _PREFIX = "eqp_"  # lets scanners of repositories and logs recognise a leaked token
 _LAST_USED_STEP = timedelta(minutes=1)
+_MOST_KNOWN = 20_000
 
 
 class Role(StrEnum):
@@ -141,11 +144,16 @@ def free_name(session: Session, wanted: str) -> str:
 
 
 def authenticate(database: Database, secret: str, now: datetime) -> Principal | None:
-    """Whose secret this is, or None, also once it has expired.
+    """Whose secret this is, or None, also once it has expired; see ``authenticate_hash``."""
+    return authenticate_hash(database, hash_secret(secret), now)
+
+
+def authenticate_hash(database: Database, secret_hash: str, now: datetime) -> Principal | None:
+    """Whose secret has this hash, or None, also once it has expired.
 
     Notes the use, at most once a minute: reads must not all become writes, nor fail where nothing can be written.
     """
-    query, wanted = _by_secret(), {"secret_hash": hash_secret(secret)}
+    query, wanted = _by_secret(), {"secret_hash": secret_hash}
     with database.asking() as session:
         row = session.scalars(query, wanted).one_or_none()
     if row is None or has_expired(row, now):
@@ -156,6 +164,34 @@ def authenticate(database: Database, secret: str, now: datetime) -> Principal | 
             if used is not None:
                 used.last_used_at = now
     return Principal(row.name, Role(row.role), row.host, application=row.application)
+
+
+class KnownTokens:
+    """Whose tokens were valid a moment ago, by the hashes of their secrets. Thread-safe.
+
+    For what asks the database itself whether one still is, before it does or tells anything: a token keeps its role,
+    host and application for as long as there is one. Each is looked up in full once a minute, which notes its use.
+    """
+
+    def __init__(self, most: int = _MOST_KNOWN) -> None:
+        """``most``: how many are remembered; the oldest go first."""
+        self._most = most
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[Principal, datetime]] = OrderedDict()
+
+    def note(self, secret_hash: str, principal: Principal, now: datetime) -> None:
+        """It is valid ``now``."""
+        with self._lock:
+            self._known[secret_hash] = principal, now
+            self._known.move_to_end(secret_hash)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+
+    def of(self, secret_hash: str, now: datetime) -> Principal | None:
+        """Whose it was less than a minute ago; None: that is to be asked."""
+        with self._lock:
+            principal, at = self._known.get(secret_hash, (None, now))
+        return principal if now - _LAST_USED_STEP < at <= now else None
 
 
 @cache

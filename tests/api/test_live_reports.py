@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import func, select
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
+from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.models import WindowRow
 from manager.store.watched_hosts import look_at
@@ -17,6 +19,7 @@ from policies.installed import InstalledPolicy
 from policies.priority import POLICY as PRIORITY
 from tests.api.conftest import HOST, START, Api, Clock, report, status, tick, tick_of, window
 from tests.conftest import KINDS
+from tests.statements import counted
 
 AGENT = {"Equipoise_Instance": "agent-1", "Equipoise_Boot": "boot-1"}
 
@@ -135,6 +138,49 @@ def test_a_report_of_more_is_stored_as_ever(fleet: Api, changes: dict[str, Any])
     before = rows(fleet)
     send(fleet, live(**changes))
     assert rows(fleet) == before + 1
+
+
+def test_a_live_report_is_one_statement(fleet: Api) -> None:
+    send(fleet, live())
+    with counted(fleet.database) as asked:
+        send(fleet, live())
+    begin = 1 if fleet.database.file else 0
+    assert asked.statements == begin + 1
+
+
+def revoke(api: Api) -> None:
+    [name] = [token["name"] for token in api.ok("GET", "/tokens")["items"] if token["host"] == HOST]
+    api.ok("DELETE", f"/tokens/{name}")
+
+
+def expire(api: Api) -> None:
+    with api.database.writing() as session:
+        row = session.scalars(select(TokenRow).where(TokenRow.host == HOST)).one()
+        row.expires_at = datetime.fromtimestamp(api.clock.now_s, UTC)
+
+
+@pytest.mark.parametrize("end", [revoke, expire])
+@pytest.mark.parametrize("body", [live(), live(tick=None), live(agent_version=7), report(ticks=[tick_of(0)])])
+def test_a_token_that_just_ended_stores_nothing_and_is_told_nothing_else(
+    fleet: Api, end: Callable[[Api], None], body: dict[str, Any]
+) -> None:
+    send(fleet, live())
+    end(fleet)
+    before = fleet.ok("GET", f"/hosts/{HOST}")
+    fleet.clock.now_s += 1
+    refused = fleet.refused(401, "POST", f"/hosts/{HOST}/report", body, role="host", **AGENT)
+    assert "revoked or expired" in refused["detail"]
+    fleet.refused(401, "POST", f"/hosts/{HOST}/report", body, role="host", Equipoise_Protocol="9")
+    assert fleet.ok("GET", f"/hosts/{HOST}") == before
+
+
+def test_the_use_of_a_token_is_noted_each_minute(fleet: Api) -> None:
+    for _ in range(3):
+        fleet.clock.now_s += 50
+        send(fleet, live())
+    with fleet.database.reading() as session:
+        used_at = session.scalars(select(TokenRow.last_used_at).where(TokenRow.host == HOST)).one()
+    assert used_at == datetime.fromtimestamp(fleet.clock.now_s, UTC) - timedelta(seconds=50)
 
 
 def test_another_agent_is_refused_as_ever(fleet: Api) -> None:
