@@ -300,6 +300,7 @@ LABELS: Mapping[str, str] = {
     "migrate": "Migrations away from it",
     "memory.ceilings": "Hold back batch VMs that grow",
     "most_protected": "Protected at most (part of the host's memory)",
+    "network.batch_tap_mbit": "A batch VM sends at most, at each tap (Mbit/s)",
     "network.steps": "Let the policy divide uplinks",
     "network.batch_floor": "Batch VMs keep at least (part of the rate)",
     "peak_watts": "Power when full (W)",

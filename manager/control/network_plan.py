@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
+from manager.control.tap_plan import plan_taps
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.network import MOST_KBIT, EgressGroup, UplinkPort
@@ -58,12 +59,13 @@ class NetworkState:
 class UplinksSeen:
     """What was read of uplinks at ``monotonic_s``: the interfaces that may be some, by index, and all knobs there.
 
-    Without any interface they could not be read.
+    Without any interface they could not be read. ``limits``: what the taps of VMs are limited to.
     """
 
     monotonic_s: float
     uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
     keys: Collection[KnobKey] = ()
+    limits: Mapping[KnobKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +93,23 @@ def plan_network(
     """
     rules = snapshot.host.network
     views = [view for view in snapshot.vms if view.mode is not Mode.RELEASED]
-    if not (rules.shares or decided.uplink_shares):
+    shared = rules.shares or bool(decided.uplink_shares)
+    if not (shared or rules.batch_tap_mbit is not None):
         return NetworkPlan()
     divided = {key.index: kbit for key, kbit in journalled.items() if key.knob is Knob.UPLINK_RATE and kbit > 0}
-    if any(view.critical for view in views) or (state.critical_s is None and divided):
+    if any(view.critical for view in views) or (state.critical_s is None and journalled):
         state = replace(state, critical_s=seen.monotonic_s)
     if state.critical_s is None or not 0 <= seen.monotonic_s - state.critical_s < QUIET_S:
         return NetworkPlan()
+    taps = plan_taps(views, uuids, rules.batch_tap_mbit, seen.limits, journalled)
+    if not shared:
+        return NetworkPlan(taps.goals, taps.problems, NetworkState(state.critical_s))
     before = {**divided, **state.rates}
     rates, problems = _rates(rules, seen, before, journalled) if seen.uplinks else (before, [])
     state = _advance(state, rules, seen, rates, journalled)
     why = "" if rules.shares else f"{decided.uplink_shares}; "
     goals = (*_uplink_goals(snapshot, seen, rates, state, why), *_vm_goals(views, uuids, seen, rates))
-    return NetworkPlan(goals, tuple(problems), state)
+    return NetworkPlan((*goals, *taps.goals), (*problems, *taps.problems), state)
 
 
 def _rates(

@@ -22,6 +22,7 @@ from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
 from manager.host.memory_limits import MemoryLimits
+from manager.host.network_knobs import NetworkKnobs
 from manager.host.network_shares import NetworkShares
 from manager.host.power_knobs import PowerKnobs
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
@@ -31,6 +32,7 @@ from manager.host.resctrl.tree import ResctrlTree
 from manager.host.resources.kernel_resources import KernelResources
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.status_files import MigrationWatch
+from manager.host.tap_limits import TapLimits
 from manager.host.thread_scheduling import Schedulings
 from manager.host.thread_times import ThreadTimes
 from manager.host.topology_reader import cache_domains, discover
@@ -98,7 +100,8 @@ class KernelHost:
         self._batch_groups = BatchGroups(paths, self._mounts, self._cpu)
         self._memory = MemoryLimits(self._mounts)
         self._disks = DiskKnobs(DiskWeights(self._mounts), DiskCeilings(paths, self._mounts))
-        self._network = NetworkShares(paths, self._addresses_of)
+        self._shares = NetworkShares(paths, self._addresses_of)
+        self._network = NetworkKnobs(self._shares, TapLimits(lambda uuid: self.taps().get(uuid, ())))
         self._power = PowerKnobs(paths, lambda: (self._managed or self._online) & self._online)
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
@@ -214,7 +217,7 @@ class KernelHost:
         return self._watch.domains.hardware.get(uuid, frozenset()) if self._watch else frozenset()
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
-        return self._network.uplinks()
+        return self._shares.uplinks()
 
     def clocks(self) -> Mapping[int, ClockDomain]:
         return self._power.domains()
@@ -300,7 +303,7 @@ class KernelHost:
         domains = self._watch.domains if self._watch else _NO_DOMAINS
         if domains.connected and domains.hardware.keys() >= domains.instances.keys():
             with contextlib.suppress(HostError):  # it is tried again at the next round
-                self._network.tidy(frozenset[bytes]().union(*domains.hardware.values()))
+                self._shares.tidy(frozenset[bytes]().union(*domains.hardware.values()))
 
     def _drop(self, instance: VmInstance) -> None:
         handle, _ = self._handles.pop(instance)

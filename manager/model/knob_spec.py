@@ -28,6 +28,8 @@ class Scope(StrEnum):
     """By its number; what pCPUs with one clock share, by that of their cpufreq policy."""
     UPLINK = "uplink"
     """A network interface of the host's own, by its index: of the host, or what a VM has there."""
+    TAP = "tap"
+    """A network interface of the host's that leads to a VM, by its index."""
 
     @property
     def numbered(self) -> bool:

@@ -65,6 +65,7 @@ class Knob(StrEnum):
     UPLINK_RATE = "uplink_rate"
     BATCH_EGRESS = "batch_egress"
     EGRESS_GROUP = "egress_group"
+    TAP_LIMIT = "tap_limit"
     RESUME_LATENCY = "resume_latency"
     GOVERNOR = "governor"
 
@@ -102,6 +103,10 @@ _EGRESS_GROUPS: Mapping[int, str] = {
 def _kbit(value: int) -> str:
     names = {NO_RATE: "not divided", ANOTHER: "another tool's", INCOMPLETE: "incomplete"}
     return names.get(value) or f"{value / 1000:,.6g} Mbit/s"
+
+
+def _tap_limit(value: int) -> str:
+    return "none" if value == NO_RATE else _kbit(value)
 
 
 def _ceiling(value: int) -> str:
@@ -425,6 +430,17 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         interface="a class of HTB, and u32 filters by source address",
         # An interface was plugged, or a crash came between; the class went with the qdisc.
         resets=frozenset({EgressGroup.PARTLY, EgressGroup.OTHERS}),
+        made_here=True,
+    ),
+    Knob.TAP_LIMIT: _egress(
+        "limit",
+        "What a VM may send at one of its taps: the kernel drops what is more.",
+        scope=Scope.TAP,
+        value=Number("kbit/s", NO_RATE, MOST_KBIT, usual=NO_RATE, names={NO_RATE: "none"}, in_words=_tap_limit),
+        interface="an ingress qdisc with a police action",
+        document="tc-police(8)",
+        probe="tap-limit",
+        resets=frozenset({INCOMPLETE, NO_RATE}),  # a crash came between; the interface was plugged anew
         made_here=True,
     ),
     Knob.RESUME_LATENCY: KnobSpec(

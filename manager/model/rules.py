@@ -203,12 +203,20 @@ class NetworkRules:
         bool,
         Field(description="the policy may switch shares on: a step of `auto` while an uplink is saturated"),
     ] = False
+    batch_tap_mbit: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MOST_KBIT // 1000,
+            description="what a batch VM may send at each tap while a critical VM runs here, in Mbit/s; null: no limit",
+        ),
+    ] = None
     __pydantic_config__: ClassVar = CLOSED
 
     @property
     def in_use(self) -> bool:
         """Whether there is, or may be, anything to do."""
-        return self.shares or self.steps
+        return self.shares or self.steps or self.batch_tap_mbit is not None
 
 
 DEFAULT_RULES = PlacementRules()

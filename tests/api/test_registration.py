@@ -98,6 +98,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"costs": {"years": 0}}, "costs.years", ["0", "at least 0.1 and at most 20"]),
         ({"costs": {"server_usd": -1}}, "costs.server_usd", ["-1", "at least 0 and at most 10000000"]),
         ({"costs": {"pue": 2}}, "costs.pue", ["known: cooling_capital_factor, cooling_factor"]),
+        ({"network": {"batch_tap_mbit": 0}}, "network.batch_tap_mbit", ["0", "at least 1 and at most 34000"]),
         ({"network": {"batch_floor": 0.01}}, "network.batch_floor", ["0.01", "at least 0.05 and at most 1"]),
         (
             {"network": {"uplinks": [{"interface": "a b"}]}},
@@ -150,7 +151,8 @@ def test_placement_and_limits_are_kept_and_told_to_the_agent(api: Api) -> None:
 def test_uplinks_are_kept_and_told_to_the_agent(api: Api) -> None:
     api.ok("PUT", "/hosts/kvm1", {"network": {"batch_floor": 0.2}})
     api.ok("PATCH", "/hosts/kvm1", {"network": {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}]}})
-    divided = {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}], "batch_floor": 0.2, "steps": False}
+    own = {"batch_floor": 0.2, "steps": False, "batch_tap_mbit": None}
+    divided = {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}], **own}
     assert api.ok("GET", "/hosts/kvm1")["network"] == divided
     assert api.ok("GET", "/hosts/kvm1/assignment")["host"]["network"] == divided
     api.ok("PATCH", "/hosts/kvm1", {"network": {"shares": False, "uplinks": [{"interface": "bond0"}]}})

@@ -38,7 +38,7 @@ from manager.model.knobs import (
     Knob,
     KnobKey,
 )
-from manager.model.network import ANOTHER, EgressGroup, UplinkPort
+from manager.model.network import ANOTHER, NO_RATE, EgressGroup, UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
@@ -84,6 +84,7 @@ class FakeVm:
     memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
     disks: dict[tuple[Knob, int], int] = field(default_factory=dict)
     egress: dict[int, int] = field(default_factory=dict)
+    tap_limits: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -251,7 +252,7 @@ class FakeHost:
 
     def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
         numbers = self._warps(uuid) | self._schedulings(uuid) | self._memories(uuid) | self._disks(uuid)
-        return {**self._state(uuid).knobs(), **numbers, **self._groups(uuid, self.ports)}
+        return {**self._state(uuid).knobs(), **numbers, **self._groups(uuid, self.ports), **self._tap_limits(uuid)}
 
     def _memory(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         if instance.uuid == HOST_UUID:
@@ -296,7 +297,11 @@ class FakeHost:
             gone = self._batch_ceilings(self.ports.keys() - self.divided.keys())
             return {key: value for key, value in self._uplinks().items() if key not in gone}
         self._require(instance)
-        return self._groups(instance.uuid, self.divided)
+        return {**self._groups(instance.uuid, self.divided), **self._tap_limits(instance.uuid)}
+
+    def _tap_limits(self, uuid: str) -> dict[KnobKey, KnobValue]:
+        held = self.vms[uuid].tap_limits
+        return {KnobKey(uuid, Knob.TAP_LIMIT, tap): held.get(tap, NO_RATE) for tap in self.interfaces.get(uuid, ())}
 
     def _groups(self, uuid: str, uplinks: Iterable[int]) -> dict[KnobKey, KnobValue]:
         held = self.vms[uuid].egress
@@ -305,7 +310,9 @@ class FakeHost:
     def _set_egress(self, key: KnobKey, value: int) -> None:
         """Classes and filters go with the qdisc."""
         index = key.index
-        if key.knob is Knob.UPLINK_RATE:
+        if key.knob is Knob.TAP_LIMIT:
+            self.vms[key.uuid].tap_limits[index] = value
+        elif key.knob is Knob.UPLINK_RATE:
             if self.ports[index].other_qdisc:
                 raise HostError("another tool's qdisc", errno.EBUSY)
             if value > 0:

@@ -306,7 +306,7 @@ def test_what_the_doctor_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: set[str], status: FindingStatus, words: str
 ) -> None:
     interface(tmp_path, "eth0", 900_001, "device", "brport", speed="25000")
-    monkeypatch.setattr(network_check, "_lacking", lambda: lacking)
+    monkeypatch.setattr(network_check, "_lacking", lambda _try: lacking)
     found = network_check.shares(subject(tmp_path, HostPaths(tmp_path)))
     assert found.status is status and words in found.detail
 

@@ -13,7 +13,7 @@ from deploy.lab.guest.initramfs import libraries
 from deploy.lab.guest.kernel import Kernel, fetch_kernel
 from tests.kernel.cat_kernel import Fetch, with_bandwidth_allocation, with_cache_allocation
 from tests.kernel.emulator import fair_qemu, installed_qemu
-from tests.kernel.machine import Machine
+from tests.kernel.machine import Files, Machine
 
 LOAD = Path(__file__).parent / "inside/warp/load.c"
 CROWD = Path(__file__).parent / "inside/tail/crowd.c"
@@ -32,6 +32,12 @@ def bpf_files(cache: Path, run: Runner) -> dict[str, bytes]:
     toolchain = fetch_toolchain(cache, run)
     found = {"bin/bpftool": toolchain.bpftool.read_bytes()}
     return found | {target: source.read_bytes() for target, source in libraries(toolchain.bpftool, run).items()}
+
+
+def policing_files(cache: Path, run: Runner) -> dict[str, bytes]:
+    """That, and modules for taps and what limits them."""
+    kernel = fetch_kernel(cache, run, lambda _line: None, ("tun", "sch_ingress", "cls_u32", "act_police"))
+    return bpf_files(cache, run) | {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
 
 
 def of_suite(suite: str) -> Fetch:
@@ -100,13 +106,13 @@ def sched_ext_machine(cpus: int) -> Machine:
     )
 
 
-def taps_machine(fetch: Fetch) -> Machine:
+def taps_machine(fetch: Fetch, files: Files = bpf_files) -> Machine:
     """A guest whose only network is its loopback."""
     return Machine(
         fetch=fetch,
         mounts=(("bpf", "/sys/fs/bpf"),),
         packages=("pytest", "pydantic"),
-        files=bpf_files,
+        files=files,
         hardware=("-accel", "tcg,thread=single", "-cpu", "qemu64,+rdrand"),
         timeout_s=PATIENCE_S,
     )
@@ -154,7 +160,7 @@ MACHINES = {
     "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),
     "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
     "tail": tail_machine(),
-    "taps": taps_machine(fetch_kernel),
+    "taps": taps_machine(fetch_kernel, policing_files),
     "taps_6_12": taps_machine(of_suite("trixie")),
 }
 """By the folder of their tests, the one that takes longest first."""

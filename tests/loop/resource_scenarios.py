@@ -17,6 +17,7 @@ from manager.model.rules import (
     NetworkRules,
     UplinkRules,
 )
+from tests.fakes.host import domain_uuid
 from tests.loop.stage import Order, Scenario, Stage, nothing
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})
@@ -133,6 +134,14 @@ def _on_uplinks(stage: Stage) -> None:
     stage.control(policy="equal", pinning=False, network=NetworkRules(shares=True))
 
 
+def _at_taps(stage: Stage) -> None:
+    """A batch VM is limited at both of its taps."""
+    for name, kind, taps in (("web", "critical", {10}), ("red", "batch", {11, 12})):
+        stage.boot(name, kind)
+        stage.host.interfaces[domain_uuid(name)] = frozenset(taps)
+    stage.control(policy="equal", pinning=False, network=NetworkRules(batch_tap_mbit=100))
+
+
 def _sending(*orders: Order) -> tuple[Order, ...]:
     """A round goes by before each, in which critical VMs send 200 MB."""
 
@@ -214,6 +223,19 @@ RESOURCE_SCENARIOS = (
             lambda stage: stage.control(mode=Mode.OBSERVE),
             lambda stage: stage.control(mode=Mode.ENFORCE),
             lambda stage: stage.control(disk=DiskRules()),
+        ),
+    ),
+    Scenario(
+        "limits of taps",
+        _at_taps,
+        (
+            nothing,
+            lambda stage: stage.meddle("red", Knob.TAP_LIMIT, 7_000, 11),
+            lambda stage: stage.adopt("red"),
+            lambda stage: stage.control(network=NetworkRules(batch_tap_mbit=200)),
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            lambda stage: stage.control(network=NetworkRules()),
         ),
     ),
     Scenario(

@@ -369,6 +369,7 @@ def test_differences_are_named_by_field(ours: Any, theirs: Any, found: list[tupl
         ("disk.ceilings", "Hold back batch VMs that make a disk slow"),
         ("law.batch_floor", "Batch floor (share of the host's CPU)"),
         ("network.batch_floor", "Batch VMs keep at least (part of the rate)"),
+        ("network.batch_tap_mbit", "A batch VM sends at most, at each tap (Mbit/s)"),
         ("network.uplinks[1].rate_mbit", "Rate (Mbit/s)"),
     ],
 )

@@ -292,6 +292,7 @@ def test_uplinks_of_a_host_are_added_and_removed_in_its_form(desk: Desk, operato
         ("memory.headroom", "0.01", "at least 0.02"),
         ("disk.batch_weight", "0", "at least 1"),
         ("network.batch_floor", "a tenth", "at least 0.05 and at most 1"),
+        ("network.batch_tap_mbit", "0", "at least 1"),
         ("network.uplinks[0].interface", "", "is required"),
         ("network.uplinks[0].rate_mbit", "0", "at least 1"),
     ],

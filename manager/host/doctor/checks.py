@@ -56,6 +56,7 @@ CHECKS = (
     Check("disk-weight", "Disks", "Weights", disk_check.weights),
     Check("disk-ceiling", "Disks", "Ceilings", disk_check.ceilings),
     Check("network-shares", "Network", "Shares of uplinks", network_check.shares),
+    Check("tap-limit", "Network", "Limits of taps", network_check.tap_limit),
     Check("pressure", "Signals", "Pressure (PSI)", signal_check.pressure),
     Check("memory-faults", "Signals", "Memory faults", signal_check.memory),
     Check("disk-use", "Signals", "Use of disks", signal_check.disks),

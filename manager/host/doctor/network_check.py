@@ -1,4 +1,4 @@
-"""Whether uplinks can be divided, tried on the loopback of a network namespace that ends with the check."""
+"""Whether uplinks can be divided and taps limited, tried on the loopback of a network namespace that ends with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from manager.errors import HostError
 from manager.host.doctor.check import CheckResult, Subject, degraded, missing, unknown, warning, works
 from manager.host.files import LIBC, succeeded
+from manager.host.knob_files import VmTarget
 from manager.host.network_shares import FAIR_QUEUE, HANDLE, OTHERS, WHOLE, NetworkShares, taps_with_qdiscs
+from manager.host.tap_limits import TapLimits
 from manager.host.traffic_control import HtbClass, TrafficControl
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
+from manager.model.network import MOST_KBIT
 
 _NEW_NETWORK = 0x4000_0000  # CLONE_NEWNET, of which unshare(2) gives the calling thread one
 _LOOPBACK = 1
@@ -22,7 +27,7 @@ _MODULES = {"HTB": "sch_htb", "u32": "cls_u32"}
 def shares(subject: Subject) -> CheckResult:
     """By what the kernel takes, and what is at the uplinks. Raises HostError."""
     try:
-        lacking = _lacking()
+        lacking = _lacking(_refused)
     except PermissionError:
         return unknown("could not be tried: no network namespace of its own", "run `equipoise doctor` as root")
     except OSError as error:
@@ -50,7 +55,21 @@ def shares(subject: Subject) -> CheckResult:
     return works("; ".join(words))
 
 
-def _lacking() -> set[str]:
+def tap_limit(_subject: Subject) -> CheckResult:
+    """By what the kernel takes."""
+    try:
+        lacking = _lacking(_refused_at_taps)
+    except OSError as error:
+        return unknown(f"could not be tried: {error}", "run `equipoise doctor` as root")
+    if lacking:
+        return missing(
+            f"this kernel has no {lacking.pop()}",
+            "load sch_ingress, cls_u32 and act_police, or run a kernel that has them",
+        )
+    return works("what batch VMs send at their taps can be limited")
+
+
+def _lacking(try_all: Callable[[], set[str]]) -> set[str]:
     """What this kernel does not have of all that is used. Raises OSError."""
     lacking: set[str] = set()
     failures: list[OSError] = []
@@ -58,7 +77,7 @@ def _lacking() -> set[str]:
     def attempt() -> None:
         try:
             succeeded(LIBC.unshare(_NEW_NETWORK))
-            lacking.update(_refused())
+            lacking.update(try_all())
         except OSError as error:
             failures.append(error)
 
@@ -68,6 +87,18 @@ def _lacking() -> set[str]:
     if failures:
         raise failures[0]
     return lacking
+
+
+def _refused_at_taps() -> set[str]:
+    """In the namespace of this thread. Raises OSError."""
+    limits, key = TapLimits(lambda _uuid: {_LOOPBACK}), KnobKey(HOST_UUID, Knob.TAP_LIMIT, _LOOPBACK)
+    try:
+        limits.write(key, MOST_KBIT, VmTarget(HOST_UUID, None, ()))
+    except HostError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise OSError(error.errno, str(error)) from error
+        return {str(error).rpartition("has no ")[2]}
+    return set()
 
 
 def _refused() -> set[str]:
