@@ -86,12 +86,13 @@ def attribute(kind: int, data: bytes) -> bytes:
 def attributes(data: bytes) -> dict[int, bytes]:
     """The attributes of a message by type, from what follows its fixed part; those before one that is cut short."""
     values: dict[int, bytes] = {}
-    while len(data) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(data)
+    place, end = 0, len(data) - _ATTRIBUTE.size
+    while place <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, place)
         if length < _ATTRIBUTE.size:
             break
-        values[kind & _TYPE_MASK] = data[_ATTRIBUTE.size : length]
-        data = data[_aligned(length) :]
+        values[kind & _TYPE_MASK] = data[place + _ATTRIBUTE.size : place + length]
+        place += _aligned(length)
     return values
 
 
@@ -102,12 +103,13 @@ def _error(body: bytes) -> OSError:
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Type, sequence number and body of each message of a packet."""
-    while len(data) >= _HEADER.size:
-        length, kind, _, sequence, _ = _HEADER.unpack_from(data)
+    place, end = 0, len(data) - _HEADER.size
+    while place <= end:
+        length, kind, _, sequence, _ = _HEADER.unpack_from(data, place)
         if length < _HEADER.size:
             return
-        yield kind, sequence, data[_HEADER.size : length]
-        data = data[_aligned(length) :]
+        yield kind, sequence, data[place + _HEADER.size : place + length]
+        place += _aligned(length)
 
 
 def _aligned(length: int) -> int:

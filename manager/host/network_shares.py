@@ -39,6 +39,7 @@ HANDLE = 0xE951_0000
 WHOLE, OTHERS, CRITICAL, BATCH = (HANDLE | minor for minor in (0x1, 0x2, 0x10, 0x20))
 _FIRST_VM, _LAST_VM = HANDLE | 0x100, HANDLE | 0xFFFF
 _GROUPS = {EgressGroup.BATCH: BATCH, EgressGroup.CRITICAL: CRITICAL}
+_GROUP_OF = {parent: group for group, parent in _GROUPS.items()}
 _PARTS = {OTHERS: OTHERS_PART, CRITICAL: CRITICAL_PART, BATCH: BATCH_PART}
 _TURNS = {CRITICAL: 0, OTHERS: 1, BATCH: 2}
 """Who borrows first what others leave: the priorities of HTB."""
@@ -64,6 +65,7 @@ class NetworkShares(KnobFiles):
         self._unexamined = LOOK_EVERY
         self._listed = False
         self._qdiscs: dict[int, list[Qdisc]] | None = None
+        self._ours: dict[int, bool] = {}
         self._classes: dict[int, dict[int, HtbClass]] = {}
         self._filters: dict[int, list[SourceFilter]] = {}
         self._targets: dict[int, dict[bytes, list[int]]] = {}
@@ -76,6 +78,7 @@ class NetworkShares(KnobFiles):
 
     def _read_anew(self) -> None:
         self._qdiscs = None
+        self._ours.clear()
         self._classes.clear()
         self._filters.clear()
         self._targets.clear()
@@ -239,14 +242,16 @@ class NetworkShares(KnobFiles):
         held = self._classes_of(index).get(handle)
         if held is None or len(targets) != len(addresses) or set(targets) != {handle}:
             return int(EgressGroup.PARTLY)
-        for group, parent in _GROUPS.items():
-            wanted = HtbClass(handle, parent, VM_KBIT, MOST_KBIT, _TURNS[parent], held.sent_bytes)
-            if held == wanted:
-                return int(group)
-        return int(EgressGroup.CHANGED)
+        whole = held.rate_kbit == VM_KBIT and held.ceiling_kbit == MOST_KBIT
+        if not whole or held.priority != _TURNS.get(held.parent):
+            return int(EgressGroup.CHANGED)
+        return int(_GROUP_OF.get(held.parent, EgressGroup.CHANGED))
 
     def _is_ours(self, index: int) -> bool:
-        return any(qdisc.handle == HANDLE and qdisc.kind == "htb" for qdisc in self._roots(index))
+        if index not in self._ours:
+            roots = self._roots(index)
+            self._ours[index] = any(qdisc.handle == HANDLE and qdisc.kind == "htb" for qdisc in roots)
+        return self._ours[index]
 
     def _other(self, index: int) -> str:
         """The qdisc that another tool gave an interface, or a queue of it, as tc shows it; empty: none."""

@@ -9,8 +9,9 @@ import errno
 import socket
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from manager.host.netlink import CREATE, ECHO, EXCLUSIVE, REPLACE, RouteSocket, attribute, attributes
 
@@ -46,6 +47,11 @@ _SOURCE_OFFSETS = ((-8, b"\xff\xff\xff\xff"), (-4, b"\xff\xff\x00\x00"))
 """Where a frame has its source address, from its network header: tc-u32(8), "match ether src"."""
 _PRIORITY = 1
 _FILTER_INFO = _PRIORITY << 16 | socket.htons(0x0003)  # ETH_P_ALL
+
+
+Listed = TypeVar("Listed")
+_Known = dict[int, dict[bytes, Listed | None]]
+"""What messages say, by interface; None: nothing that is of use here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +94,15 @@ class TrafficControl:
     def __init__(self) -> None:
         """Nothing is opened yet."""
         self._link: RouteSocket | None = None
+        self._classes: _Known[HtbClass] = {}
+        self._filters: _Known[SourceFilter] = {}
 
     def qdiscs(self) -> list[Qdisc]:
         """Those of all interfaces, without what has no queue."""
         found: list[Qdisc] = []
-        for interface, handle, parent, fields in self._dump(_GET_QDISC, 0):
-            found.append(Qdisc(interface, _text(fields), handle, parent))
+        for _, body in self._socket().dump(_GET_QDISC, _MESSAGE.pack(0, 0, 0, 0, 0)):
+            _, interface, handle, parent, _ = _MESSAGE.unpack_from(body)
+            found.append(Qdisc(interface, _text(attributes(body[_MESSAGE.size :])), handle, parent))
         return found
 
     def add_htb(self, interface: int, handle: int, default: int) -> None:
@@ -111,11 +120,7 @@ class TrafficControl:
 
     def classes(self, interface: int) -> list[HtbClass]:
         """Those of HTB."""
-        found: list[HtbClass] = []
-        for _, handle, parent, fields in self._dump(_GET_CLASS, interface):
-            if _text(fields) == "htb":
-                found.append(_class(handle, parent, fields))
-        return found
+        return self._listed(self._classes, _parse_class, _GET_CLASS, interface)
 
     def htb_class(self, interface: int, handle: int) -> HtbClass:
         """One of these. ENOENT: there is none."""
@@ -138,14 +143,7 @@ class TrafficControl:
 
     def filters(self, interface: int, parent: int) -> list[SourceFilter]:
         """Those by source address."""
-        found: list[SourceFilter] = []
-        for _, handle, _, fields in self._dump(_GET_FILTER, interface, parent):
-            options = attributes(fields.get(_OPTIONS, b""))
-            address = _source(options.get(_U32_SELECTOR, b""))
-            target = options.get(_U32_CLASS, b"")
-            if _text(fields) == "u32" and address and len(target) == _TARGET.size:
-                found.append(SourceFilter(handle, address, *_TARGET.unpack(target)))
-        return found
+        return self._listed(self._filters, _parse_filter, _GET_FILTER, interface, parent)
 
     def add_filter(self, interface: int, parent: int, address: bytes, target: int) -> None:
         """Put what comes from an address into a class."""
@@ -174,11 +172,17 @@ class TrafficControl:
             weakref.finalize(self, self._link.close)
         return self._link
 
-    def _dump(self, kind: int, interface: int, parent: int = 0) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
-        """Interface, handle, parent and attributes of each."""
-        for _, body in self._socket().dump(kind, _MESSAGE.pack(0, interface, 0, parent, 0)):
-            _, index, handle, above, _ = _MESSAGE.unpack_from(body)
-            yield index, handle, above, attributes(body[_MESSAGE.size :])
+    def _listed(
+        self, known: _Known[Listed], parse: Callable[[bytes], Listed | None], kind: int, interface: int, parent: int = 0
+    ) -> list[Listed]:
+        """What there is by a list that the kernel answers. What is the same as before is not parsed again."""
+        before = known.get(interface, {})
+        now = {
+            body: before[body] if body in before else parse(body)
+            for _, body in self._socket().dump(kind, _MESSAGE.pack(0, interface, 0, parent, 0))
+        }
+        known[interface] = now
+        return [found for found in now.values() if found is not None]
 
     def _ask(
         self, kind: int, flags: int, interface: int, handle: int, parent: int, options: bytes = b"", info: int = 0
@@ -192,6 +196,22 @@ def _of_kind(kind: str, options: bytes = b"") -> bytes:
 
 def _text(fields: dict[int, bytes]) -> str:
     return fields.get(_KIND, b"").rstrip(b"\0").decode(errors="replace")
+
+
+def _parse_class(body: bytes) -> HtbClass | None:
+    _, _, handle, parent, _ = _MESSAGE.unpack_from(body)
+    fields = attributes(body[_MESSAGE.size :])
+    return _class(handle, parent, fields) if _text(fields) == "htb" else None
+
+
+def _parse_filter(body: bytes) -> SourceFilter | None:
+    _, _, handle, _, _ = _MESSAGE.unpack_from(body)
+    fields = attributes(body[_MESSAGE.size :])
+    options = attributes(fields.get(_OPTIONS, b""))
+    address, target = _source(options.get(_U32_SELECTOR, b"")), options.get(_U32_CLASS, b"")
+    if _text(fields) == "u32" and address and len(target) == _TARGET.size:
+        return SourceFilter(handle, address, *_TARGET.unpack(target))
+    return None
 
 
 def _class(handle: int, parent: int, fields: dict[int, bytes]) -> HtbClass:

@@ -128,6 +128,19 @@ def test_vms_get_classes_by_the_addresses_of_all_their_interfaces(port: Port) ->
     assert port.held(Knob.EGRESS_GROUP, HOG) == EgressGroup.OTHERS, "the class of a VM that ended goes"
 
 
+def test_what_is_the_same_as_before_is_not_parsed_again(port: Port) -> None:
+    port.divide()
+    control = TrafficControl()
+    before = {held.handle: held for held in control.classes(port.index)}
+    port.write(Knob.BATCH_EGRESS, 20_000)
+    after = {held.handle: held for held in control.classes(port.index)}
+    assert [handle for handle in after if after[handle] is not before[handle]] == [BATCH]
+    assert after[BATCH].ceiling_kbit == 20_000
+    port.write(Knob.UPLINK_RATE, NO_RATE)
+    assert control.classes(port.index) == []
+    control.close()
+
+
 def test_an_interface_that_is_plugged_makes_a_vm_part_of_it(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     port.divide()
     port.write(Knob.EGRESS_GROUP, EgressGroup.BATCH, HOG)
