@@ -61,6 +61,8 @@ typedef __u64 u64;
 
 #define OUTGOING 4 /* __sk_buff.pkt_type: PACKET_OUTGOING */
 #define NS_PER_S 1000000000ULL
+#define TICK_SHIFT 20 /* a tick is 2^20 ns */
+#define SILENT_TICKS ((u32)(SILENT_S * NS_PER_S >> TICK_SHIFT) + 1)
 
 #define FIRST_EPHEMERAL 32768 /* net.ipv4.ip_local_port_range of Linux */
 #define HEAD_BYTES 16
@@ -94,7 +96,7 @@ struct connection_key {
 	u16 client_port;
 	struct address guest;
 	struct address client;
-};
+} __attribute__((aligned(8)));
 
 struct request {
 	u64 asked_ns; /* when its last byte passed */
@@ -108,35 +110,51 @@ struct request {
 #define UNTIMED 2 /* whose answer is whose cannot be told */
 #define BY_ORDER 3 /* order.bpf.h */
 
-/* What count_waiting reads lies in one line of the cache, as do most packets' needs: the first 32 bytes. */
+/* Two lines of the cache; what count_waiting reads of most lies in the first one. */
 struct connection {
-	u16 hash;
+	struct connection_key key;
+	struct request requests[MOST_REQUESTS]; /* only the first one, unless matched BY_OPAQUE */
+	u32 asked_end; /* the sequence number after the latest request, once the first one has a time */
+	u32 answered_end; /* that after what the guest has sent */
+	u32 answered_ticks; /* when it last sent an answer or, unless matched BY_TURNS, anything new; 0: never */
+	union {
+		u32 next_answer; /* BY_OPAQUE: where one begins, by its sequence number */
+		u32 order; /* BY_ORDER: the ticket of its order */
+	};
 	u8 protocol;
 	u8 matched;
 	u8 latest; /* of the requests; MOST_REQUESTS: one that is not timed */
-	u8 asked; /* asked_end is known */
 	u8 answered; /* answered_end is known */
 	u8 framed; /* next_answer is known */
-	u32 asked_end; /* the sequence number after the latest request */
-	u32 answered_end; /* that after what the guest has sent */
-	struct request requests[MOST_REQUESTS]; /* only the first one, unless matched BY_OPAQUE */
-	u64 answered_ns; /* when the guest last sent an answer or, unless matched BY_TURNS, anything new */
-	u32 next_answer; /* BY_OPAQUE: where one begins, by its sequence number */
-	u32 order; /* BY_ORDER: the ticket of its order */
 	u8 turns; /* up to 1 */
 	u8 finished; /* of TLS: the client has ended its handshake */
 	u8 pipelines; /* HTTP or memcached's text, at least once */
 };
 
-/* One line of the cache. A place is that of all connections with the same hash, and has the latest one. */
+/* That of the latest connection in a row. Its tag and the sequence number tell it from others: 63 bits, of which nobody
+ * knows those of the tag.
+ */
 struct handshake {
 	u32 busy; /* a CPU looks at it */
+	u32 tag;
 	u32 sequence; /* of the SYN: one that is sent again has the same */
 	u32 answers; /* the sequence number of the guest's first byte, once it accepted: begun_ns is 0 then */
-	u32 unused;
 	u64 begun_ns;
-	struct connection_key key;
 };
+
+/* Where connections are, by a part of their hash. All that a packet needs of a connection lies in one row, which is in one
+ * page, and all that tells whether a row has it in one line of the cache.
+ */
+struct row {
+	struct handshake handshake;
+	u32 tags[MOST_IN_ROW]; /* 0: the place is free */
+	u32 busy; /* a CPU puts another connection into it */
+	u32 used; /* places that were, one bit each; of those that were not, one is forgotten for another */
+	u32 unused;
+	u64 further[8];
+	struct connection places[MOST_IN_ROW];
+};
+_Static_assert(sizeof(struct row) == 1024, "rows lie in whole pages, and what they have in whole lines of the cache");
 
 struct segment {
 	struct connection_key key;
@@ -147,6 +165,7 @@ struct segment {
 	u8 flags;
 	u32 weight; /* how many it stands for */
 	u64 now_ns; /* when it passed, where that matters */
+	u64 hash; /* of the connection */
 };
 
 struct {
@@ -163,19 +182,14 @@ struct {
 	__type(value, u32);
 } tap_interfaces SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MOST_CONNECTIONS);
-	__type(key, struct connection_key);
-	__type(value, struct connection);
-} tap_connections SEC(".maps");
-
+/* In whole pages, for which the flag is there: nobody maps it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MOST_HANDSHAKES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MOST_ROWS);
 	__type(key, u32);
-	__type(value, struct handshake);
-} tap_handshakes SEC(".maps");
+	__type(value, struct row);
+} tap_connections SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -216,6 +230,13 @@ static void add(u64 *count, u64 more)
 	__sync_fetch_and_add(count, more);
 }
 
+/* After all that was stored before, which x86 keeps in its order. */
+static void store(u32 *where, u32 what)
+{
+	asm volatile("" ::: "memory");
+	*(volatile u32 *)where = what;
+}
+
 static struct lost *lost(void)
 {
 	u32 only = 0;
@@ -239,41 +260,34 @@ static u32 halvings(void)
 	return set->halvings < MOST_HALVINGS ? (u32)set->halvings : MOST_HALVINGS;
 }
 
-/* Of a connection: by it those that are looked at are chosen, and handshakes have their places. Nobody outside knows the
- * seed, so that nobody can have another's place. Each step is murmur3's finaliser, in part.
+/* Of a connection: by it those that are looked at are chosen, and all have their places. Nobody outside knows the seed, so
+ * that nobody can have another's place. Each step is murmur3's finaliser, in part.
  */
-static u32 hash_of(const struct connection_key *key)
+static u64 hash_of(const struct connection_key *key)
 {
-	const u32 *words = (const u32 *)key;
+	const u64 *words = (const u64 *)key;
 	struct settings *set = settings();
 	u64 hash = set ? set->seed : 0;
 
-	for (u32 word = 0; word < sizeof(*key) / sizeof(u32); word += 2) {
-		hash = (hash ^ words[word] ^ (u64)words[word + 1] << 32) * 0xff51afd7ed558ccdULL;
+	for (u32 word = 0; word < sizeof(*key) / sizeof(u64); word++) {
+		hash = (hash ^ words[word]) * 0xff51afd7ed558ccdULL;
 		hash ^= hash >> 33;
 	}
-	return (u32)(hash * 0xc4ceb9fe1a85ec53ULL >> 32);
+	hash *= 0xc4ceb9fe1a85ec53ULL;
+	return hash ^ hash >> 32;
 }
 
 static bool is_same(const struct connection_key *one, const struct connection_key *other)
 {
-	const u32 *words = (const u32 *)one, *others = (const u32 *)other;
-	u32 differ = 0;
+	const u64 *words = (const u64 *)one, *others = (const u64 *)other;
+	u64 differ = 0;
 
-	for (u32 word = 0; word < sizeof(*one) / sizeof(u32); word++)
+	for (u32 word = 0; word < sizeof(*one) / sizeof(u64); word++)
 		differ |= words[word] ^ others[word];
 	return !differ;
 }
 
-static bool chosen(u16 hash, u32 halved)
-{
-	return !(hash & ((1u << halved) - 1));
-}
-
-static bool looked_at(const struct connection_key *key, u32 halved)
-{
-	return !halved || chosen((u16)hash_of(key), halved);
-}
+#include "rows.bpf.h"
 
 /* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. ``at``: TCP's. */
 static bool parse_tcp(const u8 header[TCP_BYTES], u32 at, u32 ip_length, struct segment *segment, bool to_guest)
@@ -675,7 +689,7 @@ static void let_wait(struct request *request, u32 opaque, u64 now_ns)
 {
 	request->asked_ns = now_ns;
 	request->opaque = opaque;
-	__sync_lock_test_and_set(&request->waiting, 1); /* after asked_ns, by which count_waiting judges it */
+	store(&request->waiting, 1); /* after asked_ns, by which count_waiting judges it */
 }
 
 /* Whether it waited; it does no more. */
@@ -718,9 +732,10 @@ static bool any_waits(const struct connection *connection)
 	return waiting;
 }
 
-static void begin_request(struct __sk_buff *skb, struct segment *segment, struct connection *connection,
-			  struct service *service, const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
+static void begin_request(struct __sk_buff *skb, const struct segment *segment, struct connection *connection,
+			  struct service *service, const u8 head[HEAD_BYTES])
 {
+	u64 now_ns = segment->now_ns, weight = segment->weight;
 	u8 protocol = recognise(head);
 
 	connection->requests[0].asked_ns = now_ns;
@@ -851,19 +866,15 @@ static long ask_one(u32 before, struct asking *asking)
 }
 
 /* The requests of memcached's binary protocol behind the first one in a segment. */
-__attribute__((noinline)) int ask_others(struct __sk_buff *skb, const struct segment *segment, u64 now_ns, u64 weight,
-					 u32 first_bytes)
+__attribute__((noinline)) int ask_others(struct __sk_buff *skb, const struct segment *segment,
+					 struct connection *connection, struct service *service, u32 first_bytes)
 {
-	struct asking asking = { .skb = skb, .now_ns = now_ns, .weight = weight };
-	struct connection_key key;
+	struct asking asking = { .skb = skb, .connection = connection, .service = service };
 
-	if (!segment)
+	if (!segment || !connection || !service)
 		return 0;
-	key = segment->key;
-	asking.connection = bpf_map_lookup_elem(&tap_connections, &key);
-	asking.service = service_of(segment);
-	if (!asking.connection || !asking.service)
-		return 0;
+	asking.now_ns = segment->now_ns;
+	asking.weight = segment->weight;
 	asking.at = segment->offset + first_bytes;
 	asking.end = segment->offset + segment->length;
 	if (HAS_LOOP)
@@ -871,37 +882,41 @@ __attribute__((noinline)) int ask_others(struct __sk_buff *skb, const struct seg
 	return 0;
 }
 
-static bool is_silent(const struct connection *connection, u64 now_ns)
+static u32 ticks_of(u64 time_ns)
 {
-	return connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S;
+	u32 ticks = (u32)(time_ns >> TICK_SHIFT);
+
+	return ticks ? ticks : 1;
 }
 
-/* The place of a connection's handshake, if no other CPU looks at it; leave_handshake() must follow. */
-static struct handshake *hold_handshake(const struct connection_key *key)
+static bool is_silent(const struct connection *connection, u64 now_ns)
 {
-	u32 place = hash_of(key) >> 16 & (MOST_HANDSHAKES - 1);
-	struct handshake *handshake = bpf_map_lookup_elem(&tap_handshakes, &place);
+	return connection->answered_ticks && ticks_of(now_ns) - connection->answered_ticks > SILENT_TICKS;
+}
 
-	return handshake && !__sync_lock_test_and_set(&handshake->busy, 1) ? handshake : NULL;
+/* A row's, if no other CPU looks at it; leave_handshake() must follow. */
+static struct handshake *hold_handshake(struct row *row)
+{
+	return !__sync_lock_test_and_set(&row->handshake.busy, 1) ? &row->handshake : NULL;
 }
 
 static void leave_handshake(struct handshake *handshake)
 {
-	__sync_lock_test_and_set(&handshake->busy, 0);
+	store(&handshake->busy, 0);
 }
 
 /* Where the guest's next message begins, of a connection that is new, if its handshake was seen and nothing since. */
-static bool is_known(const struct segment *segment, u32 from, u32 *answers)
+static bool is_known(struct row *row, const struct segment *segment, u32 from, u32 *answers)
 {
-	struct handshake *accepted = hold_handshake(&segment->key);
+	struct handshake *accepted = hold_handshake(row);
 	bool known;
 
 	if (!accepted)
 		return false;
-	known = is_same(&accepted->key, &segment->key) && !accepted->begun_ns && accepted->sequence + 1 == from;
+	known = accepted->tag == tag_of(segment->hash) && !accepted->begun_ns && accepted->sequence + 1 == from;
 	*answers = accepted->answers;
 	if (known)
-		accepted->key.interface = 0;
+		accepted->tag = 0;
 	leave_handshake(accepted);
 	return known;
 }
@@ -912,15 +927,15 @@ static bool has_order(u8 protocol)
 }
 
 /* A connection begins, or its client pipelined: its requests are matched by their order where nothing waits. */
-static __noinline void begin_in_order(const struct segment *segment, struct connection *connection, u32 from,
-				      const u8 head[HEAD_BYTES], u64 now_ns)
+static __noinline void begin_in_order(struct row *row, const struct segment *segment, struct connection *connection,
+				      u32 from, const u8 head[HEAD_BYTES])
 {
 	u8 protocol = connection->matched == UNTIMED ? connection->protocol : recognise(head);
 	u32 answers = connection->answered_end;
 
 	if (connection->matched == UNTIMED
-		    ? any_waits(connection) || !connection->pipelines || !is_silent(connection, now_ns)
-		    : !is_known(segment, from, &answers))
+		    ? any_waits(connection) || !connection->pipelines || !is_silent(connection, segment->now_ns)
+		    : !is_known(row, segment, from, &answers))
 		return;
 	if (!has_order(protocol) || !begin_order(segment, connection, answers, protocol == HTTP))
 		return;
@@ -960,44 +975,36 @@ static __always_inline bool answer_in_order(struct __sk_buff *skb, const struct 
 	return seen & BEGUN || connection->pipelines;
 }
 
-static __noinline struct connection *make_connection(const struct segment *segment)
-{
-	struct connection begun = { .hash = (u16)hash_of(&segment->key) };
-
-	bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&tap_connections, &segment->key);
-}
-
 /* The client sends; ``from`` is the sequence number of the first byte. */
-static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service, u32 from, u64 weight)
+static __always_inline void ask(struct __sk_buff *skb, struct row *row, struct segment *segment,
+				struct service *service, u32 from)
 {
-	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+	struct connection *connection = connection_at(row, find(row, segment));
 	u32 end = from + segment->length;
 	u8 head[HEAD_BYTES] = {};
-	bool is_new = !connection, follows;
-	u64 now_ns;
+	bool is_new = !connection, asked, follows;
+	u64 weight = segment->weight, now_ns;
 
-	if (!connection)
-		connection = make_connection(segment);
+	if (SELDOM(is_new))
+		connection = connection_at(row, insert(row, segment));
 	if (!connection)
 		return;
-	if (connection->asked && (s32)(end - connection->asked_end) <= 0)
+	asked = connection->requests[0].asked_ns;
+	if (asked && (s32)(end - connection->asked_end) <= 0)
 		return; /* sent again */
 	now_ns = bpf_ktime_get_ns();
 	segment->now_ns = now_ns;
-	segment->weight = (u32)weight;
 	load_head(skb, segment, head);
-	follows = !connection->asked || connection->asked_end == from;
-	connection->asked = true;
+	follows = !asked || connection->asked_end == from;
 	connection->asked_end = end;
 	if (SELDOM(is_new || connection->matched == UNTIMED))
-		begin_in_order(segment, connection, from, head, now_ns);
+		begin_in_order(row, segment, connection, from, head);
 	if (SELDOM(connection->matched == BY_ORDER) && ask_in_order(skb, segment, connection, service))
 		return;
 	if (!any_waits(connection)) {
 		if (is_silent(connection, now_ns))
 			connection->matched = BY_TURNS; /* whatever was asked is answered by now */
-		begin_request(skb, segment, connection, service, head, now_ns, weight);
+		begin_request(skb, segment, connection, service, head);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		count_request(service, connection->protocol, weight);
 		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, four(head)))
@@ -1012,7 +1019,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	}
 	if (SELDOM(connection->protocol == MEMCACHED_BINARY) && follows && four(head + 8) <= MOST_BODY_BYTES &&
 	    message_bytes(head) < segment->length)
-		ask_others(skb, segment, now_ns, weight, message_bytes(head));
+		ask_others(skb, segment, connection, service, message_bytes(head));
 }
 
 /* Answers come in the order of their requests: those that wait and are older had none, or one that could not be seen. */
@@ -1068,12 +1075,12 @@ static void answer_each(struct __sk_buff *skb, const struct segment *segment, st
 }
 
 /* The guest sends. */
-static void answer(struct __sk_buff *skb, struct segment *segment, struct service *service, u64 weight)
+static void answer(struct __sk_buff *skb, struct row *row, struct segment *segment, struct service *service)
 {
-	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+	struct connection *connection = connection_at(row, find(row, segment));
 	u32 end = segment->sequence + segment->length;
 	u8 head[HEAD_BYTES] = {};
-	u64 now_ns;
+	u64 weight = segment->weight, now_ns;
 	bool timed;
 
 	if (!connection || (connection->answered && (s32)(end - connection->answered_end) <= 0))
@@ -1084,8 +1091,7 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		return; /* when it was, nobody asks */
 	now_ns = bpf_ktime_get_ns();
 	segment->now_ns = now_ns;
-	segment->weight = (u32)weight;
-	connection->answered_ns = now_ns;
+	connection->answered_ticks = ticks_of(now_ns);
 	if (connection->matched == BY_OPAQUE) {
 		answer_each(skb, segment, connection, service, now_ns, weight);
 		return;
@@ -1110,29 +1116,32 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 }
 
 /* The connection ends, or another one begins in its place. */
-static void forget(struct segment *segment, struct service *service, u64 weight)
+static void forget(struct row *row, const struct segment *segment, struct service *service)
 {
-	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+	u64 place = find(row, segment), weight = segment->weight;
+	struct connection *connection = connection_at(row, place);
 
 	if (!connection)
 		return;
 	if (connection->matched == BY_ORDER)
 		add(&service->unanswered, (u64)end_order(connection) * weight);
-	for (u32 place = 0; place < MOST_REQUESTS; place++)
-		if (take_back(&connection->requests[place]))
+#pragma clang loop unroll(disable)
+	for (u32 request = 0; request < MOST_REQUESTS; request++)
+		if (take_back(&connection->requests[request]))
 			add(&service->unanswered, weight);
-	bpf_map_delete_elem(&tap_connections, &segment->key);
+	leave_place(row, place, segment);
 }
 
 /* The client opens a connection. */
-static void begin_handshake(const struct segment *segment)
+static void begin_handshake(struct row *row, const struct segment *segment)
 {
-	struct handshake *handshake = hold_handshake(&segment->key);
+	struct handshake *handshake = hold_handshake(row);
+	u32 tag = tag_of(segment->hash);
 
 	if (!handshake)
 		return;
-	if (!is_same(&handshake->key, &segment->key) || handshake->sequence != segment->sequence) {
-		handshake->key = segment->key;
+	if (handshake->tag != tag || handshake->sequence != segment->sequence) {
+		handshake->tag = tag;
 		handshake->sequence = segment->sequence;
 		handshake->begun_ns = bpf_ktime_get_ns();
 	}
@@ -1142,16 +1151,17 @@ static void begin_handshake(const struct segment *segment)
 /* The guest's kernel accepts one: no process of the guest has a part in it. Kept until the first request, which shows by it
  * that nothing was before.
  */
-static void end_handshake(const struct segment *segment)
+static void end_handshake(struct row *row, const struct segment *segment)
 {
-	struct handshake *handshake = hold_handshake(&segment->key);
+	struct handshake *handshake = hold_handshake(row);
+	u32 tag = tag_of(segment->hash), sequence = segment->acknowledged - 1;
 	u64 begun_ns;
 
 	if (!handshake)
 		return;
-	begun_ns = is_same(&handshake->key, &segment->key) ? handshake->begun_ns : 0;
-	handshake->key = segment->key;
-	handshake->sequence = segment->acknowledged - 1;
+	begun_ns = handshake->tag == tag && handshake->sequence == sequence ? handshake->begun_ns : 0;
+	handshake->tag = tag;
+	handshake->sequence = sequence;
 	handshake->answers = segment->sequence + 1;
 	handshake->begun_ns = 0;
 	leave_handshake(handshake);
@@ -1169,6 +1179,7 @@ static void look_to_guest(struct __sk_buff *skb)
 {
 	struct segment segment = {};
 	struct service *service;
+	struct row *row;
 	u32 halved;
 
 	if (!parse(skb, &segment, true) || is_empty(&segment))
@@ -1176,15 +1187,20 @@ static void look_to_guest(struct __sk_buff *skb)
 	service = service_of(&segment);
 	if (!service)
 		return;
-	if ((segment.flags & (SYN | ACK | RST)) == SYN)
-		begin_handshake(&segment);
-	halved = halvings();
-	if (!looked_at(&segment.key, halved))
+	segment.hash = hash_of(&segment.key);
+	row = row_of(segment.hash);
+	if (!row)
 		return;
+	if ((segment.flags & (SYN | ACK | RST)) == SYN)
+		begin_handshake(row, &segment);
+	halved = halvings();
+	if (!chosen(tag_of(segment.hash), halved))
+		return;
+	segment.weight = 1u << halved;
 	if (segment.flags & (SYN | RST))
-		forget(&segment, service, 1ULL << halved);
+		forget(row, &segment, service);
 	if (segment.length && !(segment.flags & RST)) /* with a SYN: TCP Fast Open */
-		ask(skb, &segment, service, segment.sequence + !!(segment.flags & SYN), 1ULL << halved);
+		ask(skb, row, &segment, service, segment.sequence + !!(segment.flags & SYN));
 }
 
 static void look_from_guest(struct __sk_buff *skb)
@@ -1192,6 +1208,7 @@ static void look_from_guest(struct __sk_buff *skb)
 	struct segment segment = {};
 	struct service *service;
 	bool accepts, serves;
+	struct row *row;
 	u32 halved;
 
 	if (!parse(skb, &segment, false) || is_empty(&segment))
@@ -1205,17 +1222,22 @@ static void look_from_guest(struct __sk_buff *skb)
 		service = make_service(&segment);
 	if (!service)
 		return;
+	segment.hash = hash_of(&segment.key);
+	row = row_of(segment.hash);
+	if (!row)
+		return;
 	if (accepts) {
 		add(&service->connections, 1);
-		end_handshake(&segment);
+		end_handshake(row, &segment);
 	}
 	halved = halvings();
-	if (!looked_at(&segment.key, halved))
+	if (!chosen(tag_of(segment.hash), halved))
 		return;
+	segment.weight = 1u << halved;
 	if (segment.length && !accepts)
-		answer(skb, &segment, service, 1ULL << halved);
+		answer(skb, row, &segment, service);
 	if (segment.flags & (RST | FIN))
-		forget(&segment, service, 1ULL << halved);
+		forget(row, &segment, service);
 }
 
 /* Egress of the tap. */
@@ -1309,44 +1331,55 @@ static void count_age(const struct connection_key *key, struct request *request,
 		bpf_map_update_elem(&tap_waiting, &place, &weight, BPF_NOEXIST);
 }
 
+/* Whether a connection has an order by this ticket. */
+static bool has_ticket(const struct segment *segment, u32 ticket)
+{
+	struct row *row = row_of(segment->hash);
+	struct connection *connection = row ? connection_at(row, find(row, segment)) : NULL;
+
+	return connection && connection->matched == BY_ORDER && connection->order == ticket;
+}
+
 /* Of one whose connection is forgotten, none is waited for. Where another one got it meanwhile, the next look counts. */
 static long count_order(struct bpf_map *map, u32 *place, struct order *order, struct look *look)
 {
 	u32 ticket = order->ticket;
-	struct connection *connection;
-	struct connection_key key;
+	struct segment segment = {};
 
-	if (!ticket || order->first == order->next || !chosen(order->hash, look->halved))
+	if (!ticket || order->first == order->next)
 		return 0;
-	key = order->key;
-	connection = bpf_map_lookup_elem(&tap_connections, &key);
-	if (order->ticket != ticket)
+	segment.key = order->key;
+	segment.hash = hash_of(&segment.key);
+	if (order->ticket != ticket || !chosen(tag_of(segment.hash), look->halved))
 		return 0;
-	if (!connection || connection->matched != BY_ORDER || connection->order != ticket) {
+	if (!has_ticket(&segment, ticket)) {
 		take_all_back(order);
 		return 0;
 	}
 #pragma clang loop unroll(disable)
 	for (u32 request = 0; request < MOST_OUTSTANDING; request++)
 		if (order->places[request].waiting)
-			count_age(&key, &order->places[request], look);
+			count_age(&segment.key, &order->places[request], look);
 	return 0;
 }
 
-/* Of most connections no request waits: their keys are not read, which lie in other lines of the cache. */
-static long count_one(struct bpf_map *map, struct connection_key *key, struct connection *connection, struct look *look)
+static void count_one(struct connection *connection, struct look *look)
 {
-	bool active = age_of(&connection->requests[0], look) <= ACTIVE_S * NS_PER_S;
-
-	if ((!active && !any_waits(connection)) || !chosen(connection->hash, look->halved))
-		return 0;
-	look->found.active += active;
+	look->found.active += age_of(&connection->requests[0], look) <= ACTIVE_S * NS_PER_S;
 	if (!any_waits(connection))
-		return 0;
+		return;
 #pragma clang loop unroll(disable)
-	for (u32 place = 0; place < MOST_REQUESTS; place++)
-		if (connection->requests[place].waiting)
-			count_age(key, &connection->requests[place], look);
+	for (u32 request = 0; request < MOST_REQUESTS; request++)
+		if (connection->requests[request].waiting)
+			count_age(&connection->key, &connection->requests[request], look);
+}
+
+static long count_row(struct bpf_map *map, u32 *number, struct row *row, struct look *look)
+{
+#pragma clang loop unroll(disable)
+	for (u32 place = 0; place < MOST_IN_ROW; place++)
+		if (row->tags[place] && chosen(row->tags[place], look->halved))
+			count_one(&row->places[place], look);
 	return 0;
 }
 
@@ -1360,7 +1393,7 @@ int count_waiting(struct walk *found)
 	if (!set)
 		return 0;
 	look.given_up_ns = set->given_up_ns;
-	bpf_for_each_map_elem(&tap_connections, count_one, &look, 0);
+	bpf_for_each_map_elem(&tap_connections, count_row, &look, 0);
 	bpf_for_each_map_elem(&tap_orders, count_order, &look, 0);
 	*found = look.found;
 	return 0;

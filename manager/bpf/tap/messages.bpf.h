@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Where messages begin and end in what one side of a connection sends: HTTP/1, and memcached's text protocol.
  *
- * A segment is looked through from where the one before left off, in steps of a byte or of up to eight, and of up to 64
+ * A segment is looked through from where the one before left off, in steps of a byte or of up to eight, and of up to 128
  * where only ends of lines are looked for, and in a head, lines that matter; content is passed over in one step, by its
- * length. So a message may be cut anywhere. Whatever is not as it should be has it lose its way.
+ * length. So a message may be cut anywhere. Whatever is not as it should be has it lose its way. What several steps look
+ * at is loaded at once.
  */
 #ifndef EQUIPOISE_MESSAGES_H
 #define EQUIPOISE_MESSAGES_H
@@ -11,10 +12,13 @@
 #define MOST_NUMBER (1u << 30)
 #define NO_NUMBER 0xffffffffu
 #define STEP_BYTES 8
-#define WORDS_PASSED 8 /* of that length, at most, where only ends of lines are looked for */
-#define WORDS_LOADED (WORDS_PASSED + 3) /* of a line that begins in those, enough is known to tell whether it matters */
-#define PASSED_BYTES (WORDS_PASSED * STEP_BYTES)
-#define LOADED_BYTES (WORDS_LOADED * STEP_BYTES)
+#define WORDS_PASSED 16 /* of that length, at most, where only ends of lines are looked for */
+#define WORDS_BEHIND 4 /* of a line that begins in those, enough is known to tell whether it matters */
+#define LOADED_BYTES 384 /* at once */
+#define NEEDED_BYTES 64 /* if there are as many */
+#define LAST_OFFSET (LOADED_BYTES - NEEDED_BYTES)
+#define CHUNK_WORDS                                                                                                    \
+	((LAST_OFFSET + LOADED_BYTES) / STEP_BYTES + WORDS_BEHIND) /* for the verifier: a step looks at fewer */
 #define TOLD_BYTES (2 * STEP_BYTES) /* that is enough */
 #define MOST_WORD 20 /* an answer to incr has as many digits */
 #define METHOD_LETTERS 4 /* that are looked at */
@@ -76,19 +80,36 @@ struct stream {
 	u32 lost; /* its way */
 };
 
+/* What was loaded of a packet; behind it are zeros. */
+struct chunk {
+	u32 busy; /* this CPU looks at it already, in what it does below an interrupt or, in real time, another task */
+	u32 begins; /* in the packet */
+	u32 ends;
+	u32 passable; /* bytes from where a step begins; not on the stack, so that the verifier need not follow it */
+	u64 words[CHUNK_WORDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct chunk);
+} tap_chunks SEC(".maps");
+
 struct order;
 
 struct scan {
 	struct __sk_buff *skb;
+	struct chunk *chunk;
 	struct order *order;
 	struct stream *stream;
 	struct service *service;
 	u64 now_ns;
-	u64 weight;
+	u32 weight;
 	u32 interface;
-	u32 port;
-	u32 answers; /* they are, else requests */
-	u32 http;
+	u16 port;
+	u8 answers; /* they are, else requests */
+	u8 http;
 };
 
 /* What order.bpf.h does with them. */
@@ -232,7 +253,7 @@ static __always_inline void judge_status(struct scan *scan)
 		stream->lost = true; /* another protocol follows */
 }
 
-static __always_inline u32 take_status(struct scan *scan, const u64 words[WORDS_LOADED], u32 left)
+static __always_inline u32 take_status(struct scan *scan, const u64 *words, u32 left)
 {
 	struct stream *stream = scan->stream;
 	u32 taken = 1;
@@ -424,7 +445,7 @@ static void take_chunk(struct scan *scan, u8 letter)
 	}
 }
 
-static __always_inline u32 take_http(struct scan *scan, const u64 words[WORDS_LOADED], u64 eight, u32 left)
+static __always_inline u32 take_http(struct scan *scan, const u64 *words, u64 eight, u32 left)
 {
 	struct stream *stream = scan->stream;
 	u8 letter = (u8)words[0];
@@ -778,20 +799,22 @@ static __always_inline void stop_at(struct scan *scan, const u64 *words, u32 byt
 	end_head(scan);
 }
 
-/* Pass over what is left of a line as far as these words go, of a head also over lines that do not matter. */
-static __always_inline void pass_over(struct scan *scan, const u64 words[WORDS_LOADED], u32 left)
+/* Pass over what is left of a line as far as these bytes go, of a head also over lines that do not matter. */
+static __always_inline void pass_over(struct scan *scan, const u64 *words)
 {
 	struct stream *stream = scan->stream;
+	volatile const u32 *bytes = &scan->chunk->passable;
+	u32 left = stream->end - stream->at;
 	bool in_head = scan->http && stream->state == REST;
 
 #pragma clang loop unroll(disable)
-	for (u32 word = 0; word < WORDS_PASSED; word++) {
+	for (u32 word = 0; word < WORDS_PASSED && word * STEP_BYTES < *bytes; word++) {
 		u64 ends = newlines(words[word]);
-		u32 bytes = through(ends), begins = word * STEP_BYTES + bytes;
+		u32 line = through(ends), begins = word * STEP_BYTES + line;
 
 		if (!ends)
 			continue;
-		if (in_head && is_plain(stream, words + word, bytes, left - begins)) {
+		if (in_head && is_plain(stream, words + word, line, left - begins)) {
 			if (!(ends & (ends - 1)))
 				continue;
 			stream->at += begins; /* another line ends in this word */
@@ -799,21 +822,47 @@ static __always_inline void pass_over(struct scan *scan, const u64 words[WORDS_L
 		}
 		stream->at += begins;
 		if (in_head)
-			stop_at(scan, words + word, bytes);
+			stop_at(scan, words + word, line);
 		else
 			end_line(scan);
 		return;
 	}
-	stream->at += left < PASSED_BYTES ? left : PASSED_BYTES;
+	stream->at += *bytes;
 }
 
-/* The next bytes, as many as there are and fit; behind them are zeros. */
-static bool load(struct scan *scan, u64 words[WORDS_LOADED], u32 left)
+/* Load what comes next, if there are fewer bytes than a step may need. */
+static __always_inline bool load(struct scan *scan, u32 left)
 {
-	u32 less = (left < LOADED_BYTES ? left : LOADED_BYTES) - 1; /* by one: the verifier must see that it is not 0 */
+	struct chunk *chunk = scan->chunk;
+	u32 at = scan->stream->at, less = (left < LOADED_BYTES ? left : LOADED_BYTES) - 1;
+	u64 behind;
 
-	asm volatile("" : "+r"(less)); /* and its range, where it is used */
-	return less < LOADED_BYTES && !bpf_skb_load_bytes(scan->skb, scan->stream->at, words, less + 1);
+	if (at - chunk->begins <= LAST_OFFSET && chunk->ends - at <= LOADED_BYTES &&
+	    (chunk->ends == at + left || chunk->ends - at >= NEEDED_BYTES))
+		return true;
+	asm volatile(
+		""
+		: "+r"(less)); /* by one: the verifier must see that it is not 0, and its range, where it is used */
+	if (less >= LOADED_BYTES || bpf_skb_load_bytes(scan->skb, at, chunk->words, less + 1))
+		return false;
+	chunk->begins = at;
+	chunk->ends = at + less + 1;
+	behind = less;
+	asm volatile("" : "+r"(behind));
+	if (behind >= LOADED_BYTES)
+		return false;
+	for (u32 word = 0; word < WORDS_BEHIND; word++)
+		*(u64 *)((u8 *)chunk->words + behind + 1 + word * STEP_BYTES) = 0;
+	return true;
+}
+
+/* How many bytes may be passed over: behind them is, as far as there is, what tells whether a line matters. */
+static void limit(struct chunk *chunk, u32 at, u32 left)
+{
+	u32 loaded = chunk->ends - at;
+	u32 bytes = loaded < left ? (loaded - WORDS_BEHIND * STEP_BYTES) & ~(STEP_BYTES - 1) : left;
+
+	chunk->passable = bytes < WORDS_PASSED * STEP_BYTES ? bytes : WORDS_PASSED * STEP_BYTES;
 }
 
 /* One step; bpf_loop ends with 1. What is taken before the rest of a line has no end of it, and is passed over with it. */
@@ -821,14 +870,22 @@ static long look_on(u32 step, struct scan *scan)
 {
 	struct stream *stream = scan->stream;
 	u32 left = stream->end - stream->at, taken;
-	u64 words[WORDS_LOADED] = {}, eight;
+	const u64 *words;
+	u64 offset, eight;
 
 	if ((s32)left <= 0 || stream->lost)
 		return 1;
-	if (!load(scan, words, left)) {
+	if (!load(scan, left)) {
 		stream->lost = true;
 		return 1;
 	}
+	offset = stream->at - scan->chunk->begins;
+	asm volatile("" : "+r"(offset));
+	if (offset > LAST_OFFSET)
+		return 1;
+	asm volatile("" : "+r"(offset));
+	words = (const u64 *)((const u8 *)scan->chunk->words + offset);
+	limit(scan->chunk, stream->at, left);
 	if (!is_passing_over(stream)) {
 		eight = left >= STEP_BYTES ? bpf_be64_to_cpu(words[0]) : 0;
 		taken = scan->http ? take_http(scan, words, eight, left) : take_text(scan, (u8)words[0], eight);
@@ -837,7 +894,7 @@ static long look_on(u32 step, struct scan *scan)
 			return 0;
 		}
 	}
-	pass_over(scan, words, left);
+	pass_over(scan, words);
 	return 0;
 }
 

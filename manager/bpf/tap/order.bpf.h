@@ -26,7 +26,6 @@
 struct order {
 	u32 ticket; /* of the connection whose it is; 0: it is free */
 	u32 busy[2]; /* a CPU looks at what the client sends, or at what the guest does */
-	u16 hash; /* of the connection */
 	u8 http; /* else memcached */
 	u8 used; /* since the hand came by */
 	u32 place; /* its own */
@@ -101,7 +100,7 @@ static void push(struct scan *scan, u32 kind)
 
 	if (!order->further && order->next - order->first < MOST_OUTSTANDING) {
 		let_wait(place_of(order, order->next), kind, scan->now_ns);
-		__sync_lock_test_and_set(&order->next, order->next + 1);
+		store(&order->next, order->next + 1);
 		order->unfinished = true;
 		return;
 	}
@@ -121,7 +120,7 @@ static u32 pop(struct scan *scan)
 	if (order->first != order->next) {
 		count_answer(scan->interface, scan->port, scan->service, place_of(order, order->first), true,
 			     order->begun_ns, scan->weight);
-		__sync_lock_test_and_set(&order->first, order->first + 1);
+		store(&order->first, order->first + 1);
 	} else if (order->further) {
 		__sync_fetch_and_add(&order->further, -1);
 	} else {
@@ -153,7 +152,7 @@ static bool hold_side(struct order *order, u32 side)
 
 static void leave_side(struct order *order, u32 side)
 {
-	__sync_lock_test_and_set(&order->busy[side], 0);
+	store(&order->busy[side], 0);
 }
 
 /* A place that is free, or was not used since the hand came by, both sides held. */
@@ -194,6 +193,21 @@ static struct order *hold_any_place(void)
 	return order;
 }
 
+/* Nothing is loaded of this packet. */
+static bool hold_chunk(struct scan *scan)
+{
+	u32 only = 0;
+	struct chunk *chunk = bpf_map_lookup_elem(&tap_chunks, &only);
+
+	if (!chunk || chunk->busy)
+		return false;
+	store(&chunk->busy, 1);
+	chunk->begins = 0;
+	chunk->ends = 0;
+	scan->chunk = chunk;
+	return true;
+}
+
 /* Go on where the segment before ended. */
 static __always_inline void look_through(struct scan *scan, const struct segment *segment, u32 begins)
 {
@@ -209,8 +223,10 @@ static __always_inline void look_through(struct scan *scan, const struct segment
 		return; /* all of it is content */
 	stream->at = segment->offset + known;
 	stream->end = segment->offset + segment->length;
-	if (HAS_LOOP)
+	if (HAS_LOOP && hold_chunk(scan)) {
 		bpf_loop(MOST_STEPS, look_on, scan, 0);
+		store(&scan->chunk->busy, 0);
+	}
 	if ((s32)(stream->end - stream->at) > 0)
 		stream->lost = true;
 	stream->next = begins + (stream->at - segment->offset);
@@ -237,7 +253,7 @@ static void ask_on(struct order *order, const struct segment *segment, u32 begin
 __attribute__((noinline)) int follow(struct __sk_buff *skb, const struct segment *segment,
 				     const struct connection *connection, struct service *service, u32 answers)
 {
-	struct scan scan = { .skb = skb, .answers = answers };
+	struct scan scan = { .skb = skb, .answers = !!answers };
 	u32 begins, seen = 0;
 	struct order *order;
 
@@ -347,7 +363,7 @@ static void clear_order(struct order *order, u64 weight)
 	struct service_key key = { .interface = order->key.interface, .port = order->key.guest_port };
 	struct service *service;
 
-	__sync_lock_test_and_set(&order->ticket, 0);
+	store(&order->ticket, 0);
 	if (order->first != order->next) {
 		service = bpf_map_lookup_elem(&tap_services, &key);
 		if (service)
@@ -367,7 +383,7 @@ static u32 give_ticket(struct order *order)
 	u32 ticket = ++order->earlier * MOST_ORDERS + order->place;
 
 	ticket = ticket ? ticket : MOST_ORDERS;
-	__sync_lock_test_and_set(&order->ticket, ticket);
+	store(&order->ticket, ticket);
 	return ticket;
 }
 
@@ -386,7 +402,6 @@ __attribute__((noinline)) int begin_order(const struct segment *segment, struct 
 		return false;
 	clear_order(order, segment->weight);
 	order->key = segment->key;
-	order->hash = connection->hash;
 	order->http = !!http;
 	order->used = true;
 	order->pipelines = connection->pipelines;

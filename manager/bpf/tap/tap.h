@@ -7,8 +7,10 @@
 
 #define MOST_SERVICES 1024
 #define MOST_SERVICES_OF_ONE 64 /* of an interface: a guest that answers on every port gets no more */
-#define MOST_CONNECTIONS 65536 /* the least recently used one is forgotten for another */
-#define MOST_HANDSHAKES 16384 /* a power of two; a flood of SYNs takes the places of handshakes, not of connections */
+#define MOST_CONNECTIONS 65536 /* in rows of as many as there are on average, and room for more */
+#define MOST_ROWS                                                                                                      \
+	16384 /* a power of two; each has a handshake, which a flood of SYNs takes, and no place of a connection */
+#define MOST_IN_ROW 7 /* one that was not used lately is forgotten for another */
 #define MOST_TIMES 131072
 #define MOST_WAITING 16384
 #define MOST_HALVINGS 10 /* of the connections that are looked at */
