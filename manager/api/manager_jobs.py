@@ -15,6 +15,7 @@ from manager.store.retention import Cleanup, Keep, prune, prune_access
 from manager.store.rollups import RollUps
 from manager.store.silent_hosts import SilenceWatch
 from manager.store.tick_rollups import TickRollUps
+from manager.store.tick_spans import join_ticks
 from manager.store.window_packs import pack_old
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
@@ -42,7 +43,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         return rolled + pack_old(cleanup(run)) + rollups.forget(cleanup(run))
 
     def roll_up_ticks(run: Run) -> int:
-        return ticks.roll_up(run.stopped) + ticks.forget(cleanup(run))
+        return ticks.roll_up(run.stopped) + join_ticks(cleanup(run)) + ticks.forget(cleanup(run))
 
     def watch(run: Run) -> int:
         return silence.look(database, run.now, run.since)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import ClassVar
 
 from sqlalchemy import Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
 from manager.store.models import Base, Serial
 
+QUARTER = timedelta(minutes=15)
+"""What older ticks and windows of a row are of: the longer, the fewer bytes, and the more are read for a few."""
+
 
 class PackRow(Base):
-    """Common columns. All that is in a row happened within one minute, at ``last_at`` the newest of it.
+    """Common columns. All that is in a row happened within ``longest``, at ``last_at`` the newest of it.
 
     ``claimed_from`` and ``claimed_until``: when the oldest and the newest happened by the host's clock, which may have
     been ahead, see ``manager.control.dating``; by that a repeated report is found again. ``body``: see
@@ -19,6 +23,7 @@ class PackRow(Base):
     """
 
     __abstract__ = True
+    longest: ClassVar[timedelta] = timedelta(minutes=1)
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     host: Mapped[str]
@@ -33,9 +38,10 @@ class PackRow(Base):
 
 
 class TickPackRow(PackRow):
-    """Ticks of a host."""
+    """Ticks of a host, of a minute or, where they are older, of a quarter of an hour."""
 
     __tablename__ = "tick_packs"
+    longest = QUARTER
 
 
 class DecisionPackRow(PackRow):
@@ -59,7 +65,9 @@ class DecidedVmRow(Base):
 
 
 class WindowPackRow(Base):
-    """The older windows of an application of a minute that began at ``start``, of all origins.
+    """The older windows of an application of a quarter of an hour that began at ``start``, of all origins.
+
+    Rows that came before revision 0014 have those of a minute.
 
     ``body``: see ``manager.model.packed_windows``.
     """

@@ -1,7 +1,7 @@
 """What the tables of packed rows have in common: finding what a repeated report brought before, and reading in order.
 
-A row holds what happened within one minute, so rows in the order of their newest items are nearly in the order of all
-items. Rows of a host are written with the host's row locked, see ``reporting_host``.
+A row holds what happened within a short time, so rows in the order of their newest items are nearly in the order of
+all items. Rows of a host are written with the host's row locked, see ``reporting_host``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 from manager.model.packed_records import moment_of
 from manager.store.event_records import END
 from manager.store.pack_models import PackRow
-from manager.store.rollup_queue import MINUTE
 from manager.store.row_pages import newest_rows
 
 _MINUTE_US = 60_000_000
@@ -81,7 +80,7 @@ def columns_of(host: str, times: Sequence[PackTimes]) -> dict[str, object]:
 def between(table: type[PackRow], begin: datetime, end: datetime) -> ColumnElement[bool]:
     """Whether a row may hold something from ``begin`` until before ``end``."""
     late = table.last_at >= begin
-    return late if end == END else late & (table.last_at < end + MINUTE)
+    return late if end == END else late & (table.last_at < end + table.longest)
 
 
 def newest_first(

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from manager.control.budget import Period, Violation, judge, total
@@ -31,7 +31,7 @@ from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
 from manager.store.row_writes import upsert
-from manager.store.window_packs import COLUMNS, at_places, joined_origins, packed, stored
+from manager.store.window_packs import COLUMNS, SPAN, at_places, joined_origins, packed, stored
 from manager.store.windows import columns_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
@@ -78,8 +78,10 @@ class RollUps:
         noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
         gone = cleanup.remove_old(WINDOWS, WindowRow.id, WindowRow.slot, keep.raw, ~noted)
         pack = WindowPackRow
-        noted = is_noted(notes, notes.application_id == pack.application_id, MINUTE, pack.start)
-        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw, ~noted)
+        # Of all windows in it: as long as there is one of them to be rolled up, it stays, and so do those before it.
+        of_pack = (notes.application_id == pack.application_id) & (notes.length_s == seconds(MINUTE))
+        noted = exists().where(of_pack, notes.until > pack.start, notes.start < cleanup.now - keep.raw)
+        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw + SPAN, ~noted)
         noted = is_noted(notes, notes.application_id == RollupRow.application_id, HOUR, RollupRow.start)
         gone += cleanup.remove_old("minutes", RollupRow.id, RollupRow.start, keep.minutes, minutes & ~noted)
         gone += cleanup.remove_old("hours", RollupRow.id, RollupRow.start, keep.hours, hours)
@@ -127,7 +129,8 @@ class RollUps:
         for start, numbers in _by_start(places):
             query = select(*COLUMNS).where(WindowRow.slot >= start, WindowRow.slot < start + MINUTE)
             rows = session.execute(query.where(WindowRow.application_id.in_(numbers)))
-            older = packed(session, *at_places([(number, start) for number in numbers]))
+            at = at_places([(number, start) for number in numbers])
+            older = (window for window in packed(session, *at) if start <= window.slot < start + MINUTE)
             slots = joined_origins([*older, *stored(rows)])
             for number, of_minute in groupby(sorted(slots), lambda place: place[0]):
                 periods = [

@@ -51,13 +51,13 @@ def store_ticks(
         return 0
     claims = claimed or {}
     reported = [_packed(at, claims.get(at), body) for at, body in sorted(ticks.items())]
-    bodies = bodies_around(session, TickPackRow, host, [_times(tick) for tick in reported])
+    bodies = bodies_around(session, TickPackRow, host, [times_of(tick) for tick in reported])
     times = (time for body in bodies for time in tick_times(body))
     known = {at_us if claimed_us is None else claimed_us for at_us, claimed_us in times}
-    new = [tick for tick in reported if _times(tick).claimed_us not in known]
+    new = [tick for tick in reported if times_of(tick).claimed_us not in known]
     note_ticks(session, MINUTE, host, ticks)
     rows = [
-        {**columns_of(host, [_times(tick) for tick in group]), "body": pack_ticks(group)}
+        {**columns_of(host, [times_of(tick) for tick in group]), "body": pack_ticks(group)}
         for group in within_minutes(new, lambda tick: tick.at_us)
     ]
     insert_new(session, TickPackRow, rows)
@@ -111,5 +111,6 @@ def _packed(at: datetime, claimed_at: datetime | None, body: str) -> PackedTick:
     return PackedTick(microseconds(at), None if claimed_at is None else microseconds(claimed_at), body)
 
 
-def _times(tick: PackedTick) -> PackTimes:
+def times_of(tick: PackedTick) -> PackTimes:
+    """When a tick was, and when by the host's clock."""
     return PackTimes(tick.at_us, tick.at_us if tick.claimed_us is None else tick.claimed_us)

@@ -63,8 +63,10 @@ class TickRollUps:
             session.execute(delete(notes).where(notes.host.not_in(select(HostRow.name))))
         minutes, hours = (TickRollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
         pack = TickPackRow
-        noted = is_noted(notes, notes.host == pack.host, MINUTE, pack.last_at)
-        gone = cleanup.remove_old("ticks", pack.id, pack.last_at, keep.raw, ~noted)
+        # Of all ticks in it: as long as one of them, or an older one, is to be rolled up, it stays.
+        minute = notes.length_s == seconds(MINUTE)
+        waiting = exists().where(notes.host == pack.host, minute, notes.start <= pack.last_at)
+        gone = cleanup.remove_old("ticks", pack.id, pack.last_at, keep.raw, ~waiting)
         row = TickRollupRow
         noted = is_noted(notes, notes.host == row.host, HOUR, row.start)
         gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted)

@@ -1,6 +1,7 @@
-"""Older windows, packed: those of an application and a minute are one row, once the minute is rolled up.
+"""Older windows, packed: those of an application and a quarter of an hour are one row, once its minutes are rolled up.
 
-What comes late for such a minute is a row of ``windows`` as before, until it is packed, too. So reads look at both, and
+Rows of revisions before 0014 have a minute each, and stay so until they are removed, or something is added to them.
+What comes late is a row of ``windows`` as before, until it is packed, too. So reads look at both, and
 take of each origin of a slot the fuller one; of response times that were posted to the manager, whose windows are
 parts, the sum.
 """
@@ -22,7 +23,7 @@ from manager.model.packed_windows import PackedWindow, pack_windows, unpack_wind
 from manager.model.window import Ready, Window, merge
 from manager.store.arrivals import WINDOWS
 from manager.store.models import Json, WindowRow
-from manager.store.pack_models import WindowPackRow
+from manager.store.pack_models import QUARTER, WindowPackRow
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup
 from manager.store.rollup_queue import MINUTE, floor, is_noted
@@ -33,13 +34,16 @@ PUSHED = ""
 """Origin of response times that were posted to the manager."""
 KEPT_AS_ROWS = timedelta(minutes=75)
 """Younger windows are rows: what reads the present, and up to an hour back, looks at these alone."""
+SPAN = QUARTER
+"""What is one row."""
 
 _AS_STORED = type_coerce(WindowRow.histogram, LargeBinary()).label("histogram"), WindowRow.requests, WindowRow.ready
 _BATCH = 5000
-_AT_ONCE = 100
+_TOGETHER = 25  # applications that are packed in one transaction
+_AT_ONCE = 12  # rows that are read before the first is looked at: of three hours
 
 Place = tuple[int, datetime]
-"""Row number of an application, and the start of a minute."""
+"""Row number of an application, and the start of a minute, or of what is one row."""
 
 
 class StoredWindow(NamedTuple):
@@ -71,7 +75,7 @@ def stored(rows: Iterable[Row[*tuple[Any, ...]]]) -> Iterator[StoredWindow]:
 
 
 def packed(session: Session, *conditions: ColumnElement[bool]) -> Iterator[StoredWindow]:
-    """The windows of packed rows that meet all conditions, the newest minute first. Rows are read as needed."""
+    """The windows of packed rows that meet all conditions, the newest row first. Rows are read as needed."""
     place = WindowPackRow.start, WindowPackRow.application_id
     query = select(*place, WindowPackRow.body).where(*conditions)
     for _, number, body in newest_rows(session, query, place, _AT_ONCE):
@@ -90,28 +94,40 @@ def joined_origins(windows: Iterable[StoredWindow]) -> dict[tuple[int, datetime]
 
 def oldest_packed(session: Session, application: int) -> datetime | None:
     """The oldest slot of an application that is packed; None: there is none."""
-    query = select(WindowPackRow.body).where(WindowPackRow.application_id == application)
-    body = session.scalar(query.order_by(WindowPackRow.start).limit(1))
-    return None if body is None else moment_of(min(window.slot_us for window in unpack_windows(body)))
+    of_application = WindowPackRow.application_id == application
+    first = session.scalar(select(func.min(WindowPackRow.start)).where(of_application))
+    if first is None:
+        return None
+    bodies = session.scalars(select(WindowPackRow.body).where(of_application, WindowPackRow.start < first + SPAN))
+    return moment_of(min(window.slot_us for body in bodies for window in unpack_windows(body)))
 
 
 def pack_old(cleanup: Cleanup) -> int:
-    """Pack windows of minutes that are rolled up, older than ``KEPT_AS_ROWS``; returns how many rows went.
+    """Pack windows of rolled-up minutes, of spans that are over since ``KEPT_AS_ROWS``; returns how many rows went.
 
     The newest slot of each application stays: it says since when nothing was measured. Raises DatabaseUnavailable.
     """
     notes = UnrolledWindowsRow
     noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
     arrived = WindowRow.id <= cleanup.arrived(f"{WINDOWS}-packed", WindowRow.id, KEPT_AS_ROWS)
-    old = (WindowRow.slot < floor(cleanup.now - KEPT_AS_ROWS, MINUTE)) & arrived & ~WindowRow.ahead & ~noted
+    old = (WindowRow.slot < floor(cleanup.now - KEPT_AS_ROWS, SPAN)) & arrived & ~WindowRow.ahead & ~noted
     newer = aliased(WindowRow)
     newest = select(func.max(newer.slot)).where(newer.application_id == WindowRow.application_id)
     old &= WindowRow.slot < newest.correlate(WindowRow).scalar_subquery()
-    some = select(WindowRow.id, *COLUMNS[:-3], *_AS_STORED).where(old).order_by(WindowRow.slot).limit(_BATCH)
+    with cleanup.database.reading() as session:
+        numbers = sorted(session.scalars(select(WindowRow.application_id).where(old).distinct()))
+    groups = (numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER))
+    return sum(_pack(cleanup, old & WindowRow.application_id.in_(group)) for group in groups)
+
+
+def _pack(cleanup: Cleanup, old: ColumnElement[bool]) -> int:
+    """Pack what is old, a few applications at once, so that each row is written once; returns how many rows went."""
+    some = select(WindowRow.id, *COLUMNS[:-3], *_AS_STORED).where(old)
+    some = some.order_by(WindowRow.application_id, WindowRow.slot).limit(_BATCH).with_for_update()
     packs = 0
     while not cleanup.stopped():
         with cleanup.database.writing() as session:
-            rows = session.execute(some.with_for_update()).all()
+            rows = session.execute(some).all()
             _add(session, [(row.application_id, to_pack(StoredWindow(*row[1:]), row.histogram)) for row in rows])
             session.execute(delete(WindowRow).where(WindowRow.id.in_([row.id for row in rows])))
         packs += len(rows)
@@ -121,30 +137,35 @@ def pack_old(cleanup: Cleanup) -> int:
 
 
 def _add(session: Session, windows: Sequence[tuple[int, PackedWindow]]) -> None:
-    """Add windows of applications, by row number, to the packed rows of their minutes."""
+    """Add windows of applications, by row number, to the packed rows of their spans."""
     if not windows:
         return
-    minutes: dict[Place, dict[tuple[int, str], PackedWindow]] = {}
+    spans: dict[Place, dict[tuple[int, str], PackedWindow]] = {}
     for number, window in windows:
-        slots = minutes.setdefault((number, floor(moment_of(window.slot_us), MINUTE)), {})
+        slots = spans.setdefault((number, floor(moment_of(window.slot_us), SPAN)), {})
         slots[window.slot_us, window.origin] = window
     columns = WindowPackRow.application_id, WindowPackRow.start, WindowPackRow.body
-    for number, start, body in session.execute(select(*columns).where(*at_places(minutes))):
-        for window in unpack_windows(body) if (number, start) in minutes else ():
-            slots = minutes[number, start]
+    for number, start, body in session.execute(select(*columns).where(*_at(spans))):
+        for window in unpack_windows(body) if (number, start) in spans else ():
+            slots = spans[number, start]
             late = slots.setdefault((window.slot_us, window.origin), window)
             if late is not window:
                 joined = _joined(unpacked(number, window), unpacked(number, late))
                 slots[window.slot_us, window.origin] = to_pack(joined, pack(joined.histogram))
     rows = [
         {"application_id": number, "start": start, "body": pack_windows([slots[place] for place in sorted(slots)])}
-        for (number, start), slots in sorted(minutes.items())
+        for (number, start), slots in sorted(spans.items())
     ]
     upsert(session, WindowPackRow, rows, ["application_id", "start"])
 
 
 def at_places(places: Collection[Place]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Conditions that the packed rows of some minutes meet, and few others."""
+    """Conditions that the packed rows with windows of some minutes meet, and few others."""
+    return _at({*places, *((number, floor(start, SPAN)) for number, start in places)})
+
+
+def _at(places: Collection[Place]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Conditions that the rows of some places meet, and few others."""
     # Not as pairs, for which SQLite uses no index.
     numbers, starts = {number for number, _ in places}, {start for _, start in places}
     return WindowPackRow.application_id.in_(numbers), WindowPackRow.start.in_(starts)

@@ -30,7 +30,7 @@ from manager.store.pack_models import WindowPackRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, floor, note_windows
 from manager.store.row_writes import upsert
-from manager.store.window_packs import COLUMNS, PUSHED, StoredWindow, at_places, joined_origins, packed, stored
+from manager.store.window_packs import COLUMNS, PUSHED, SPAN, StoredWindow, at_places, joined_origins, packed, stored
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
@@ -230,13 +230,13 @@ def list_windows(
     packs = [WindowPackRow.application_id == application.id]
     if since is not None:
         slots = slots.where(WindowRow.slot >= since)
-        packs.append(WindowPackRow.start >= floor(since, MINUTE))
+        packs.append(WindowPackRow.start >= floor(since, SPAN))
     if before is not None:
         slots = slots.where(WindowRow.slot < before)
         packs.append(WindowPackRow.start < before)
     rows = session.scalars(slots.distinct().order_by(WindowRow.slot.desc()).limit(limit)).all()
     if len(rows) == limit:
-        packs.append(WindowPackRow.start >= floor(rows[-1], MINUTE))
+        packs.append(WindowPackRow.start >= floor(rows[-1], SPAN))
     older = _packed_slots(session, packs, since, before, limit)
     wanted = sorted({*rows, *(window.slot for window in older)}, reverse=True)[:limit]
     if not wanted:
@@ -260,9 +260,9 @@ def _packed_slots(
     """The newest packed windows from ``since`` until before ``before``, of ``limit`` slots or somewhat more."""
     windows: list[StoredWindow] = []
     slots: set[datetime] = set()
-    of_minutes = groupby(packed(session, *packs), lambda window: floor(window.slot, MINUTE))
-    for _, of_minute in of_minutes:
-        for window in of_minute:
+    of_spans = groupby(packed(session, *packs), lambda window: floor(window.slot, SPAN))
+    for _, of_span in of_spans:
+        for window in of_span:
             if (since is None or window.slot >= since) and (before is None or window.slot < before):
                 windows.append(window)
                 slots.add(window.slot)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from manager.model.histogram import Histogram
 from manager.model.packed_histogram import pack, unpack
@@ -54,6 +54,48 @@ def test_packed_rows_are_readable_by_the_program_before(database_url: str) -> No
     assert [(window.slot_us, window.end_us, unpack(window.histogram)) for window in unpack_windows(windows)] == [
         (window.slot_us, window.end_us, unpack(window.histogram)) for window in WINDOWS
     ]
+
+
+def test_a_quarter_of_an_hour_becomes_minutes_again(database_url: str) -> None:
+    with closing(open_database(database_url)) as database:
+        database.upgrade()
+        with database.writing() as session:
+            minutes = [0, 2, 0]
+            body = pack_windows([window_at(minute, 5 * place) for place, minute in enumerate(minutes)])
+            session.add(WindowPackRow(application_id=1, start=START, body=body))
+            older = START + timedelta(minutes=2)
+            session.add(WindowPackRow(application_id=1, start=older, body=pack_windows([window_at(2, 30)])))
+            session.add(WindowPackRow(application_id=2, start=older, body=pack_windows([window_at(2, 0)])))
+        database.downgrade("0013")
+        with database.reading() as session:
+            rows = session.scalars(select(WindowPackRow).order_by(WindowPackRow.application_id, WindowPackRow.start))
+            seconds = [
+                (row.application_id, row.start, [(one.slot_us - AT_US) // 10**6 for one in unpack_windows(row.body)])
+                for row in rows
+            ]
+    assert seconds == [(1, START, [0, 10]), (1, older, [150, 125]), (2, older, [120])]
+
+
+def test_joined_ticks_become_minutes_again(database_url: str) -> None:
+    ticks = [PackedTick(AT_US + second * 10**6, AT_US if second else None, "{}") for second in (0, 30, 65, 600)]
+    with closing(open_database(database_url)) as database:
+        database.upgrade()
+        with database.writing() as session:
+            times = {"claimed_from": START, "claimed_until": START}
+            last_at = START + timedelta(minutes=10)
+            session.add(TickPackRow(host="kvm1", last_at=last_at, **times, body=pack_ticks(ticks)))
+            session.add(TickPackRow(**TIMES, body=pack_ticks(TICKS)))
+        database.downgrade("0013")
+        with database.reading() as session:
+            rows = session.scalars(select(TickPackRow).order_by(TickPackRow.last_at, TickPackRow.id)).all()
+            read = [((row.last_at - START).total_seconds(), unpack_ticks(row.body)) for row in rows]
+    assert read == [(0, TICKS), (30, ticks[:2]), (65, [ticks[2]]), (600, [ticks[3]])]
+
+
+def window_at(minute: int, second: int) -> PackedWindow:
+    """One of a slot so long after the start."""
+    slot_us = AT_US + (60 * minute + second) * 10**6
+    return PackedWindow(slot_us, "kvm1", slot_us, slot_us + 5, None, None, pack(Histogram({500: 1})))
 
 
 def put(database: Database) -> None:

@@ -20,13 +20,13 @@ from manager.store.pack_models import WindowPackRow
 from manager.store.registrations import get
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollups import RollUps
-from manager.store.window_packs import KEPT_AS_ROWS, pack_old
+from manager.store.window_packs import KEPT_AS_ROWS, SPAN, pack_old
 from manager.store.windows import add_samples, list_windows, replace_windows, windows_at
 from tests.aging import long_ago
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SLOT, DAY = timedelta(seconds=5), timedelta(days=1)
-LATER = HOUR + KEPT_AS_ROWS + timedelta(minutes=10)
+LATER = HOUR + KEPT_AS_ROWS + SPAN + timedelta(minutes=10)
 KEEP = Keep(DAY, 30 * DAY, 730 * DAY)
 
 
@@ -81,7 +81,7 @@ def test_packed_windows_are_read_as_before(shop: Database) -> None:
     post(shop, window(125, 3))
     places = [("since", HOUR + timedelta(seconds=30)), ("before", HOUR + timedelta(seconds=125))]
     expected = [listed(shop), listed(shop, 5), listed(shop, **dict(places)), listed(shop, 3, **dict(places))]
-    assert (left(shop), pack(shop), left(shop)) == ((40, 0), 38, (2, 3)), "the newest of each stays"
+    assert (left(shop), pack(shop), left(shop)) == ((40, 0), 38, (2, 1)), "the newest of each stays"
     assert [listed(shop), listed(shop, 5), listed(shop, **dict(places)), listed(shop, 3, **dict(places))] == expected
     with shop.reading() as session:
         row = get(session, ApplicationRow, "shop")
@@ -130,12 +130,42 @@ def test_neither_young_windows_nor_those_to_be_rolled_up_nor_of_the_future_are_p
 
 def test_many_are_packed_in_batches_and_go_in_their_time(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_packs, "_BATCH", 7)
-    report(shop, "h", *(window(second, 1) for second in range(5, 245, 5)))
+    report(shop, "h", *(window(second, 1) for second in range(5, 1205, 25)))
     before = listed(shop)
-    assert (pack(shop), left(shop), listed(shop)) == (47, (1, 4), before)
+    later = LATER + SPAN
+    assert (pack(shop, later), left(shop), listed(shop)) == (47, (1, 2), before)
     job = RollUps(shop, SLOT, 1, KEEP)
     with shop.reading() as session:
         past = MeasuredPast(session, get(session, ApplicationRow, "shop"), SLOT, 1)
-        assert len(past.periods(HOUR, HOUR + timedelta(minutes=4), 5, LATER)) == 48
-    assert job.forget(Cleanup(shop, HOUR + DAY + timedelta(minutes=2), long_ago)) == 2
-    assert (left(shop), min(listed(shop))) == ((1, 2), 120)
+        assert len(past.periods(HOUR, HOUR + timedelta(minutes=20), 5, later)) == 48
+    assert job.forget(Cleanup(shop, HOUR + DAY + SPAN, long_ago)) == 0, "its youngest windows were kept for less"
+    assert job.forget(Cleanup(shop, HOUR + DAY + SPAN + timedelta(minutes=1), long_ago)) == 1
+    assert (left(shop), min(listed(shop))) == ((1, 1), 900)
+
+
+def test_nothing_goes_that_is_to_be_rolled_up_again(shop: Database) -> None:
+    report(shop, "h", *(window(second, 1) for second in (5, 125, 1500)))
+    pack(shop, LATER + SPAN)
+    report(shop, "h", window(130, 1))
+    now = HOUR + DAY + 2 * SPAN
+    assert RollUps(shop, SLOT, 1, KEEP).forget(Cleanup(shop, now, long_ago)) == 1, "of rows, the newest of before"
+    assert left(shop) == (1, 1)
+    pack(shop, now)
+    RollUps(shop, SLOT, 1, KEEP).forget(Cleanup(shop, now, long_ago))
+    assert left(shop) == (0, 0)
+
+
+def test_rows_of_minutes_are_read_with_those_of_longer(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(window_packs, "SPAN", timedelta(minutes=1))
+        report(shop, "h", *(window(second, 10) for second in (5, 130, 135, 1000)))
+        assert (pack(shop), left(shop)) == (3, (1, 2))
+    report(shop, "h", window(70, 1), window(130, 12), window(140, 5), window(600, 3))
+    expected = listed(shop), listed(shop, 2), listed(shop, 3, before=HOUR + timedelta(seconds=600))
+    assert (pack(shop), left(shop)) == (4, (1, 2))
+    now = listed(shop), listed(shop, 2), listed(shop, 3, before=HOUR + timedelta(seconds=600))
+    assert now == expected
+    assert list(now[0].items())[1:4] == [(595, (3, 3)), (135, (5, 5)), (130, (10, 10))]
+    with shop.reading() as session:
+        minutes = session.scalars(select(RollupRow).where(RollupRow.length_s == 60).order_by(RollupRow.start))
+        assert [(row.slots, row.count) for row in minutes][:3] == [(1, 10), (1, 1), (3, 27)]
