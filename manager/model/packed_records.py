@@ -31,6 +31,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
+from pydantic_core import from_json
+
 _FORMAT, _COLUMNS = b"\x01", b"\x02"
 _RAW = -zlib.MAX_WBITS
 _LEVEL = 6
@@ -86,7 +88,7 @@ def moment_of(time_us: int) -> datetime:
 def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
     """Ticks as bytes; ``unpack_ticks`` reads them as JSON that means the same."""
     times = {"at_us": [tick.at_us for tick in ticks], "claimed_us": [tick.claimed_us for tick in ticks]}
-    bodies = [json.loads(tick.body) for tick in ticks]
+    bodies = [from_json(tick.body) for tick in ticks]
     if not all(map(_has_vms, bodies)):
         return _FORMAT + _compressed("\n".join([_json(times), *(tick.body for tick in ticks)]))
     vms = [vm for body in bodies for vm in body.get("vms", ())]
