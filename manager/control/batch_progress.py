@@ -90,14 +90,15 @@ class BatchProgress:
 
 def _notes(vm: str, each: Followed) -> Iterator[News]:
     text = each.state_text
-    notes = {
-        JobState.AT_RISK: News(Severity.WARNING, "job-at-risk", text, vm),
-        JobState.INFEASIBLE: News(Severity.WARNING, "job-infeasible", text, vm),
-        JobState.MISSED: News(Severity.ERROR, "job-missed", text, vm),
-        JobState.DONE: News(Severity.INFO, "job-done", text, vm),
-    }
-    if each.state in notes:
-        yield notes[each.state]
+    match each.state:
+        case JobState.AT_RISK:
+            yield News(Severity.WARNING, "job-at-risk", text, vm)
+        case JobState.INFEASIBLE:
+            yield News(Severity.WARNING, "job-infeasible", text, vm)
+        case JobState.MISSED:
+            yield News(Severity.ERROR, "job-missed", text, vm)
+        case JobState.DONE:
+            yield News(Severity.INFO, "job-done", text, vm)
     if each.too_slow:
         yield News(Severity.WARNING, "job-too-slow", each.slow_text, vm)
 

@@ -137,13 +137,12 @@ class VmHandle:
 
     def read(self, afresh: bool = True) -> VmState:
         """All settings and counters of the VM now; for ``afresh`` see ``HostPort``. Raises VmVanished, HostError."""
-        same, self._same = self._same, None
+        same = self._same
         try:
             try:
-                if same is not None and not afresh and (vcpus := same.vcpus()) is not None:
-                    state = same.state(self.instance, self._cpu_ns(), vcpus)
-                    self._same = same
+                if same is not None and not afresh and (state := same.read()) is not None:
                     return state
+                self._same = None
                 if same is not None and self._group:
                     self._group.spare(same.readings)
                 self._pins_unread = 0 if afresh else (self._pins_unread + 1) % PINS_EVERY
@@ -203,7 +202,7 @@ class VmHandle:
             spared = self._group.spared
             if spared:
                 vcpus_of = self._vcpu_indexes, self._vcpu_cpus
-                self._same = SameAsBefore(self._watch, self._times, vcpus_of, state, spared)
+                self._same = SameAsBefore(self._watch, self._times, vcpus_of, state, self._cpu_ns, spared)
         return state
 
     def _read_threads(self) -> tuple[VcpuState, ...]:

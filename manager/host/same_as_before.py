@@ -8,7 +8,7 @@ from functools import partial
 from manager.host.thread_times import VmTimes
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet
-from manager.model.host import VcpuState, VmInstance, VmState
+from manager.model.host import VmState
 
 _REST = VmState._fields.index("emulator_cpus")
 _state: Callable[[Iterable[object]], VmState] = partial(tuple.__new__, VmState)
@@ -18,7 +18,10 @@ _state: Callable[[Iterable[object]], VmState] = partial(tuple.__new__, VmState)
 class SameAsBefore:
     """What a VM's next readings have in common with the last one while nothing but its counters changes."""
 
-    __slots__ = ("_cpus", "_indexes", "_left", "_rest", "_times", "_total", "_watch", "_weight", "readings")
+    __slots__ = (
+        *("_cpu_ns", "_cpus", "_indexes", "_instance", "_left"),
+        *("_rest", "_times", "_total", "_watch", "_weight", "readings"),
+    )
 
     def __init__(
         self,
@@ -26,23 +29,24 @@ class SameAsBefore:
         times: VmTimes,
         vcpus: tuple[tuple[int, ...], tuple[CpuSet, ...]],
         state: VmState,
+        cpu_ns: Callable[[], int],
         most: int,
     ) -> None:
-        """``vcpus``: their numbers and affinities; ``most``: for so many readings at most."""
+        """``vcpus``: their numbers and affinities; ``cpu_ns`` reads that of the VM; ``most``: so many readings."""
         self._watch, self._total, self._times = watch, watch.total, times
         self._indexes, self._cpus = vcpus
-        self._weight, self._rest = state.weight, state[_REST:]
+        self._instance, self._weight, self._rest = state.instance, state.weight, state[_REST:]
+        self._cpu_ns = cpu_ns
         self._left = most
         self.readings = 0
 
-    def vcpus(self) -> tuple[VcpuState, ...] | None:
-        """Of one more reading; None: it has to be made."""
+    def read(self) -> VmState | None:
+        """One more reading; None: it has to be made. Raises what ``cpu_ns`` raises."""
         if self._watch.total != self._total or self.readings >= self._left:
             return None
         vcpus = self._times.states(self._indexes, self._cpus)
-        self.readings += vcpus is not None
-        return vcpus
-
-    def state(self, instance: VmInstance, cpu_ns: int, vcpus: tuple[VcpuState, ...]) -> VmState:
-        """With these counters."""
-        return _state((instance, cpu_ns, self._weight, vcpus, *self._rest))
+        if vcpus is None:
+            return None
+        state = _state((self._instance, self._cpu_ns(), self._weight, vcpus, *self._rest))
+        self.readings += 1
+        return state

@@ -17,6 +17,7 @@ from manager.control.batch_progress import (
 )
 from manager.loop.observer import Reading, rates
 from manager.model.decision import Snapshot, VmView
+from manager.model.records import News
 from manager.model.registration import VmClass, VmSpec
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,14 @@ class BatchFollowing:
         self._specs: Mapping[str, VmSpec] = {}
         self._before: Reading | None = None
         self._settled = False
+        self._noted: tuple[BatchProgress, tuple[News, ...]] = self.progress, ()
+
+    @property
+    def notes(self) -> tuple[News, ...]:
+        """What an operator should know of them: made once for each look."""
+        if self._noted[0] is not self.progress:
+            self._noted = self.progress, self.progress.notes
+        return self._noted[1]
 
     @property
     def jobs(self) -> str | None:
@@ -67,7 +76,7 @@ class BatchFollowing:
             state = None if domain is None else reading.states.get(domain)
             if domain is not None and state is not None:
                 used[view.name] = CpuUsed(state.instance, state.cpu_ns / 1e9)
-                views.append(replace(view, **rates(domain, reading, before, pcpus)._asdict()))
+                views.append(view.with_rates(*rates(domain, reading, before, pcpus)))
         self.progress = follow(replace(snapshot, vms=tuple(views), interval_s=interval_s), used, self.progress)
         return self.progress
 

@@ -131,7 +131,7 @@ class Planner:
         """Notes of policy, warps and jobs at the last decision."""
         notes = [News(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
         hints = [News(Severity.WARNING, "warp", self.warp.note), News(Severity.INFO, "batch-group", self._outside)]
-        return (*notes, *(hint for hint in hints if hint.text), *self.following.progress.notes)
+        return (*notes, *(hint for hint in hints if hint.text), *self.following.notes)
 
     def forget_notes(self) -> None:
         """Nothing is decided any more."""

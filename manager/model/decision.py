@@ -56,6 +56,33 @@ class VmView:
         """Whether it serves requests under an SLA."""
         return self.spec.vm_class is VmClass.CRITICAL
 
+    def with_rates(
+        self,
+        cpu_share: float,
+        run_delay_share: float,
+        vcpu_pcpus: tuple[float, ...],
+        vcpu_waits: tuple[float, ...],
+    ) -> VmView:
+        """As ``dataclasses.replace``, at a fifth of the cost: there are many."""
+        return VmView(
+            self.spec,
+            self.vcpus,
+            cpu_share,
+            run_delay_share,
+            self.mode,
+            self.weight,
+            self.application,
+            self.tier,
+            vcpu_pcpus,
+            vcpu_waits,
+            self.iothreads,
+            self.idle,
+            self.quota_period_us,
+            self.batch_group,
+            self.memory_bytes_per_s,
+            self.pinned,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ApplicationView:
