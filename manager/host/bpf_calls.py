@@ -210,7 +210,7 @@ class BpfLookups:
     """Elements of a map that are read again and again, all made ready: about 2 us each. Holds the map by itself."""
 
     def __init__(self, descriptor: int, keys: Sequence[bytes], value: struct.Struct) -> None:
-        held = os.dup(descriptor)
+        self.descriptor = held = os.dup(descriptor)
         self._closing = weakref.finalize(self, os.close, held)
         self._value = value
         self._number = _BPF[platform.machine()]

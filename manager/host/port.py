@@ -13,6 +13,7 @@ from manager.model.knobs import KnobKey
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.resource_use import HostCounters, VmCounters
+from manager.model.traffic import Answered
 
 
 class CachePort(Protocol):
@@ -109,15 +110,24 @@ class WaitAlarmPort(Protocol):
         bounds: Sequence[float],
         interval_s: float,
         now_s: float,
+        answered: Answered,
+        answered_s: float,
     ) -> bool:
         """Sample these VMs each ``interval_s``, whose vCPUs at ``at_s`` (monotonic) had waited ``waits``.
 
         ``bounds``: of each VM, which share of the time between two samples any of its vCPUs may wait, 0 .. 1. It rings
         once, also when a vCPU is gone, and takes no more samples. False: it cannot sample all of them.
+
+        With every other sample it looks at services, which had ``answered`` so much at ``answered_s``, where it can
+        (``judges``): it rings also when one of them answered late, or was asked and has answered nothing.
         """
 
     def disarm(self) -> LastWaits | None:
         """The last sample, and no more. None: there was none, or its threads may be other ones than were meant."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether it looks at services, too."""
 
     @property
     def is_true(self) -> bool:

@@ -217,6 +217,11 @@ class AnswerCounts:
     def __init__(self, lookups: BpfLookups) -> None:
         self._lookups = lookups
 
+    @property
+    def descriptor(self) -> int:
+        """See ``AnswersTable``."""
+        return self._lookups.descriptor
+
     def read(self) -> list[AnswerCount]:
         """Of each service in order, as far as it was seen."""
         return [_answer_count(value) if value else _NONE for value in self._lookups.read()]

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from manager.bpf import threads
+from manager.bpf import tap, threads
 from manager.errors import HostError
 from manager.host.chosen_waits import ChosenWaits
 from manager.host.handle import VmHandle
 from manager.host.thread_times import ThreadTimes
+from manager.host.wait_timer import NO_ANSWERS, WatchedAnswers
 from manager.model.host import LastWaits, VmInstance
+from manager.model.traffic import Answered
 
 _NS = 1e9
 
@@ -38,6 +40,14 @@ class _Armed:
             yield () if threads.GONE in of_vm else of_vm
 
 
+def _judged(answered: Answered, at_s: float) -> WatchedAnswers:
+    """What the kernel is to look at; nothing where that would be too much, or others count."""
+    if answered.table is None or not 0 < len(answered.services) <= threads.MOST_JUDGED:
+        return NO_ANSWERS
+    keys = [tap.KEY.pack(*service.place, 0) for service in answered.services]
+    return WatchedAnswers(answered.table, keys, answered.counts, round(at_s * _NS))
+
+
 class WaitAlarm:
     """Belongs to the control loop, but for ``wait`` and ``wake``."""
 
@@ -48,6 +58,7 @@ class WaitAlarm:
         self._times, self._chosen, self._handles = times, chosen, handles
         self._armed: _Armed | None = None
         self._refused = False
+        self.judges = False
         self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ready = select.epoll()
         self._ready.register(self._woken, select.EPOLLIN)
@@ -62,12 +73,15 @@ class WaitAlarm:
         bounds: Sequence[float],
         interval_s: float,
         now_s: float,
+        answered: Answered,
+        answered_s: float,
     ) -> bool:
         """See ``WaitAlarmPort``."""
         counts = self._chosen.counts(instances, self._handles)
         known = [len(of_vm) for of_vm in waits]
         if self._refused or counts != known or 0 in counts or sum(counts) > threads.MOST_WATCHED:
             return False
+        judged = _judged(answered, answered_s)
         try:
             self._times.choose(self._chosen.places)
             self._times.timer.start(
@@ -76,11 +90,13 @@ class WaitAlarm:
                 [bound for bound, count in zip(bounds, counts, strict=True) for _ in range(count)],
                 round(interval_s * _NS),
                 round(now_s * _NS),
+                judged,
             )
         except HostError as error:
             self._refuse(error)
             return False
         self._armed = _Armed(tuple(instances), tuple(counts), self._times.holdings)
+        self.judges = bool(judged.keys)
         return True
 
     def disarm(self) -> LastWaits | None:
@@ -95,8 +111,15 @@ class WaitAlarm:
             return None
         if sample is None or armed.holdings != self._times.holdings:
             return None
-        waits = (tuple(armed.by_vm(waits)) for waits in (sample.before_ns, sample.wait_ns))
-        return LastWaits(sample.from_ns / _NS, sample.at_ns / _NS, armed.instances, *waits)
+        return LastWaits(
+            sample.from_ns / _NS,
+            sample.at_ns / _NS,
+            armed.instances,
+            tuple(armed.by_vm(sample.before_ns)),
+            tuple(armed.by_vm(sample.wait_ns)),
+            sample.answers_ns / _NS,
+            tuple(sample.answers),
+        )
 
     @property
     def is_true(self) -> bool:

@@ -1,7 +1,7 @@
 """The guard: between ticks it samples the vCPU wait of critical VMs, and holds batch VMs at once where it is too long.
 
-Where the kernel can (``WaitAlarmPort``), it samples by itself while all is calm, and wakes the guard for a sample that
-is above a bound; once a second the guard looks at the last one, to learn from it.
+Where the kernel can (``WaitAlarmPort``), it samples by itself while all is calm, looks at answers, and wakes the guard
+for what is too much; once a second the guard looks at the last sample, to learn from it.
 
 A thread of its own, because a job of the scheduler costs as much as a whole sample. It and the ticks take turns by one
 lock: both read and write the same VMs and the same journal. What it samples and can hold is as of the last tick; what
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import sub
 
@@ -128,6 +128,7 @@ class Guard(Background):
         self._names: tuple[str, ...] = ()
         self._before: Sequence[tuple[int, ...]] = ()
         self._armed: tuple[tuple[VmInstance, str], ...] = ()  # what the kernel samples
+        self._sampled: tuple[str, ...] = ()  # their names, also once they were taken over
         self._alone_until_s = -math.inf
         self._answered, self._look = answered, SeenAnswers(self._now(), answered())
         self._memory = GuardMemory(self._now())
@@ -160,14 +161,26 @@ class Guard(Background):
         alarm = self._loop.host.wait_alarm
         return alarm is not None and bool(self._armed) and self._armed == self._watched and alarm.is_true
 
+    @property
+    def _judges(self) -> bool:
+        """Whether the kernel looks at answers, too."""
+        alarm = self._loop.host.wait_alarm
+        return alarm is not None and bool(self._armed) and alarm.judges
+
     def look(self, rang: bool = False) -> None:
         """Take one sample, and do what follows from it; ``rang``: the kernel has one that is above a bound."""
         with self._turn:
             now_s = self._now()
-            answers = self._answers(now_s)
-            if not rang and not answers and now_s < self._due_s and self._is_armed:
-                return  # it was time for the answers alone
-            sample = self._seen_by_kernel(now_s, rang, answers) or self._sample(now_s, answers)
+            answers: tuple[LateShare, ...] | None = None
+            if not rang and now_s < self._due_s and self._is_armed:
+                answers = None if self._judges else self._answers(now_s)
+                if not answers:
+                    return  # it was time for these alone
+            was_armed, last = bool(self._armed), self._take_over(now_s, rang)
+            if was_armed and last is None and now_s - self._memory.at_s < self._settings.interval_s / 2:
+                return  # it is too soon for a sample
+            answers = answers or self._answers(now_s)
+            sample = self._sample(now_s, answers) if last is None else self._seen_by_kernel(last, answers)
             before = self._memory.episode
             self._memory, ended = guard(self._memory, sample)
             self._follow(before, self._memory.episode)
@@ -200,8 +213,11 @@ class Guard(Background):
         if alarm is None or bounds is None or bounds.keys() != set(self._names) or now_s < self._alone_until_s:
             return
         all_bounds, interval_s = [bounds[name] for name in self._names], self._settings.interval_s
-        if alarm.arm(self._instances, self._before, self._memory.at_s, all_bounds, interval_s, now_s):
-            self._armed = self._watched
+        look = self._look
+        answered = Answered() if look.silences else look.answered
+        at_s, waits = self._memory.at_s, self._before
+        if alarm.arm(self._instances, waits, at_s, all_bounds, interval_s, now_s, answered, look.at_s):
+            self._armed, self._sampled = self._watched, self._names
 
     def _disarm(self) -> LastWaits | None:
         """What the kernel sampled last, None: nothing."""
@@ -209,20 +225,25 @@ class Guard(Background):
         was, self._armed = self._armed, ()
         return alarm.disarm() if alarm is not None and was else None
 
-    def _seen_by_kernel(self, now_s: float, rang: bool, answers: tuple[LateShare, ...] | None) -> WaitSample | None:
-        """Its last sample, None: it took none since it was armed, or it may have sampled others."""
-        names = [name for _, name in self._armed]
-        if not names:
+    def _take_over(self, now_s: float, rang: bool) -> LastWaits | None:
+        """What the kernel sampled last. None: nothing since it was armed, or it may have sampled others."""
+        if not self._armed:
             return None
+        services, is_armed = self._look.answered.services, self._is_armed
         last = self._disarm()
-        if last is None or (not rang and now_s - last.at_s > _LATE_SAMPLES * self._settings.interval_s):
+        at_s = self._memory.at_s if last is None else last.at_s
+        if is_armed and not rang and now_s - at_s > _LATE_SAMPLES * self._settings.interval_s:
             self._alone_until_s = now_s + _ALONE_S
-        if last is None:
-            return None
+        if last is not None and len(last.answers) == len(services) and last.answers_s > self._look.at_s:
+            answered = replace(self._look.answered, counts=last.answers)
+            self._look = self._look.followed(answered, last.answers_s)
+        return last
+
+    def _seen_by_kernel(self, last: LastWaits, answers: tuple[LateShare, ...] | None) -> WaitSample:
         waited = dict(zip(last.instances, last.now, strict=True))
         self._before = [waited.get(instance, ()) for instance in self._instances]
         self._memory = after_calm(self._memory, last.from_s)
-        waits = _shares(names, last.before, last.now, last.at_s - last.from_s)
+        waits = _shares(self._sampled, last.before, last.now, last.at_s - last.from_s)
         return self._judged(last.at_s, waits, answers)
 
     def _sample(self, now_s: float, answers: tuple[LateShare, ...] | None) -> WaitSample:
@@ -312,7 +333,7 @@ class Guard(Background):
         if alarm is None or not self._armed:
             self._stopping.wait(max(due_s - now_s, _LEAST_PAUSE_S))
             return False
-        if self._look.answered.services:
+        if self._look.answered.services and not self._judges:
             due_s = min(due_s, self._look.at_s + max(_ANSWERS_EVERY_S, 2 * self._settings.interval_s))
         return alarm.wait(max(due_s - now_s, _LEAST_PAUSE_S))
 

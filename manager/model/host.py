@@ -14,6 +14,7 @@ from manager.model.fields import CLOSED, Count, Cpus, SafeText
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import Knob, KnobKey
 from manager.model.topology import Topology
+from manager.model.traffic import AnswerCount
 from manager.model.warp import Offer
 
 
@@ -96,7 +97,8 @@ class VcpuState(NamedTuple):
 class LastWaits:
     """The waits of the vCPUs of these VMs, in their order, at ``from_s`` and at ``at_s`` (monotonic), nanoseconds.
 
-    Nothing of a VM of which a vCPU is gone.
+    Nothing of a VM of which a vCPU is gone. ``answers``: what services had answered at ``answers_s``, when all of them
+    had answered in time; none where that was not looked at.
     """
 
     from_s: float
@@ -104,6 +106,8 @@ class LastWaits:
     instances: tuple[VmInstance, ...]
     before: tuple[tuple[int, ...], ...]
     now: tuple[tuple[int, ...], ...]
+    answers_s: float = 0.0
+    answers: tuple[AnswerCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

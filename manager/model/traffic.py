@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -92,12 +92,21 @@ class AnswerCount(NamedTuple):
     late: int
 
 
+class AnswersTable(Protocol):
+    """Where the kernel counts answers, for as long as this is held."""
+
+    @property
+    def descriptor(self) -> int:
+        """Of the kernel's table, which is another one's once this is not held any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How much each of these services was asked and has answered, in order."""
+    """How much each of these services was asked and has answered, in order; in ``table``, where the kernel counts."""
 
     services: tuple[JudgedService, ...] = ()
     counts: Sequence[AnswerCount] = ()
+    table: AnswersTable | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class TapReader:
     def answered(self) -> Answered:
         """Until now, of the services of applications with an SLA. Of any thread; takes microseconds."""
         judged = self._judged
-        return Answered(judged.services, judged.counts.read()) if judged else Answered()
+        return Answered(judged.services, judged.counts.read(), judged.counts) if judged else Answered()
 
     @property
     def wanted(self) -> bool:

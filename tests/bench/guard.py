@@ -27,13 +27,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from manager.bpf import tap
-from manager.control.guard_law import LEARNT_SAMPLES, Custom, GuardMemory
+from manager.bpf import tap, threads
+from manager.control.guard_law import LEARNT_SAMPLES, LEAST_BOUND, Custom, GuardMemory
 from manager.host.kernel_host import KernelHost
 from manager.host.taps import of_this_machine
 from manager.host.thread_times import ThreadTimes
 from manager.host.wait_alarm import WaitAlarm
-from manager.host.wait_timer import _FIRST
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.journal import Journal
@@ -61,11 +60,14 @@ class WaitingAlarm(WaitAlarm):
 
     def disarm(self) -> LastWaits | None:
         last = super().disarm()
-        if last is None or last.before[0][0] < 1 << 63:
-            return last
-        self.seen_s = last.at_s
-        (first, *others), *rest = last.before
-        return replace(last, before=((first - (1 << 64), *others), *rest))
+        if last is None:
+            return None
+        (first_ns, *others), *rest = last.before
+        if first_ns >= 1 << 63:
+            first_ns -= 1 << 64
+        if last.now[0][0] - first_ns > LEAST_BOUND * (last.at_s - last.from_s) * 1e9:
+            self.seen_s = self.seen_s or last.at_s
+        return replace(last, before=((first_ns, *others), *rest))
 
 
 class WaitingHost(KernelHost):
@@ -131,7 +133,7 @@ def answers_of(applications: int) -> Iterator[Callable[[], Answered]]:
             program._services.write(tap.KEY.pack(LOOPBACK, port, 0), bytes(8 * len(tap.COUNTERS)))
         services = tuple(JudgedService(f"app-{place[1]}", place, 0.05, 0.05) for place in places)
         counts = program.answers(places)
-        yield lambda: Answered(services, counts.read())
+        yield lambda: Answered(services, counts.read(), counts)
 
 
 class TimedGuard(Guard):
@@ -149,6 +151,9 @@ class TimedGuard(Guard):
         """As after a calm while."""
         customs = {name: Custom(samples=LEARNT_SAMPLES) for name in self._names}
         self._memory = GuardMemory(time.monotonic(), customs)
+        alarm = self._loop.host.wait_alarm
+        if alarm is not None:
+            alarm.wake()  # it is to be armed again
 
 
 def measure(vms: Vms, started: list[Vm], options: argparse.Namespace, times: ThreadTimes | None) -> Result:
@@ -218,7 +223,7 @@ def _let_wait(host: WaitingHost, times: ThreadTimes | None, seconds: float) -> N
     while time.monotonic() < until_s:
         time.sleep(STEP_S)
         if times is not None and host.first_s is None:
-            first = _FIRST["wait_ns"]
+            first = threads.WATCH["wait_ns"].start
             times.timer._words[first] = (times.timer._words[first] - round(STEP_S * WAIT_SHARE * 1e9)) % (1 << 64)
 
 
@@ -231,12 +236,14 @@ def _episode(
         guard.know_all()
         host.seen_s = host.first_s = host.last_s = None
     time.sleep(random.uniform(0.2, 0.3))
+    alarm = host.wait_alarm
+    if isinstance(alarm, WaitingAlarm):
+        alarm.seen_s = None
     host.since_s = time.monotonic()
     _let_wait(host, times, SETTLE_S)
     since_s, host.since_s = host.since_s, None
-    alarm = host.wait_alarm
     if isinstance(alarm, WaitingAlarm) and alarm.seen_s:
-        host.seen_s, alarm.seen_s = alarm.seen_s, None
+        host.seen_s = alarm.seen_s
     if host.seen_s is None or host.first_s is None or host.last_s is None:
         raise RuntimeError("batch VMs were not held")
     return (host.seen_s - since_s) * 1000, (host.first_s - since_s) * 1000, (host.last_s - since_s) * 1000

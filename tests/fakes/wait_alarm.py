@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from manager.model.host import LastWaits, VmInstance
+from manager.model.traffic import Answered
 from tests.fakes.host import FakeHost
 
 
@@ -25,7 +26,13 @@ class FakeWaitAlarm:
     stands_still: bool = False
     arms: int = 0
     wakes: int = 0
-    armed: bool = field(default=False)
+    armed: bool = False
+    answering: Callable[[], Answered] | None = None
+    """What services have answered now; None: it does not look at that."""
+    judges: bool = False
+    taken: int = 0
+    answered: Answered = field(default_factory=Answered)
+    answered_s: float = 0.0
 
     def arm(
         self,
@@ -35,17 +42,23 @@ class FakeWaitAlarm:
         bounds: Sequence[float],
         interval_s: float,
         now_s: float,
+        answered: Answered,
+        answered_s: float,
     ) -> bool:
         assert at_s <= now_s
         self.instances, self.bounds, self.interval_s = tuple(instances), tuple(bounds), interval_s
         self.at_s, self.waits, self.last = at_s, tuple(waits), None
         self.rings, self.armed, self.is_true = False, True, True
+        self.judges = self.answering is not None and bool(answered.services)
+        self.answered, self.answered_s = answered, answered_s
         self.arms += 1
         return True
 
     def disarm(self) -> LastWaits | None:
         self.armed = self.rings = False
-        return self.last if self.is_true else None
+        if self.last is None or not self.is_true:
+            return None
+        return replace(self.last, answers_s=self.answered_s, answers=tuple(self.answered.counts) if self.judges else ())
 
     def sample(self, now_s: float) -> None:
         """The next sample, where it is time."""
@@ -57,6 +70,16 @@ class FakeWaitAlarm:
             if not later or max(map(int.__sub__, later, before)) > bound * elapsed_ns:
                 self.rings = True
         self.at_s, self.waits = now_s, now
+        self.taken += 1
+        if self.judges and self.answering is not None and self.taken % 2 == 0:
+            answered = self.answering()
+            pairs = zip(answered.counts, self.answered.counts, strict=True)
+            if any(
+                now.late != then.late or (now.ended == then.ended and now.asked != then.asked) for now, then in pairs
+            ):
+                self.rings = True
+            else:
+                self.answered, self.answered_s = answered, now_s
 
     def wait(self, timeout_s: float) -> bool:
         del timeout_s

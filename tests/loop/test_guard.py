@@ -56,8 +56,11 @@ class Guarded:
             say=lambda *event: self.events.append(event),
             crashed=lambda _what, error: self.crashes.append(error),
             metrics=self.metrics,
-            answered=lambda: Answered((SHOP,), [self.answered]),
+            answered=self.answers,
         )
+
+    def answers(self) -> Answered:
+        return Answered((SHOP,), [self.answered])
 
     def tick(self) -> TickResult:
         """A tick, a second after the last, and a sample: none was taken meanwhile."""
@@ -109,12 +112,15 @@ def booted(rig: Rig) -> Rig:
     return rig
 
 
-@pytest.fixture(params=["by the guard", "by the kernel"])
+@pytest.fixture(params=["by the guard", "waits by the kernel", "by the kernel"])
 def guarded(rig: Rig, request: pytest.FixtureRequest) -> Guarded:
     """A critical VM that is known to be calm, two batch VMs, and one of somebody else; who samples."""
-    if request.param == "by the kernel":
-        rig.host.wait_alarm = FakeWaitAlarm(rig.host)
+    alarm = FakeWaitAlarm(rig.host)
+    if request.param != "by the guard":
+        rig.host.wait_alarm = alarm
     made = Guarded(booted(rig))
+    if request.param == "by the kernel":
+        alarm.answering = made.answers
     made.learn()
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import subprocess
 import sys
 import threading
@@ -11,9 +12,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from manager.bpf import threads
+from manager.bpf import tap, threads
 from manager.host.registry import HostPaths
+from manager.host.taps import TapProgram
 from manager.host.thread_times import ThreadTimes
+from manager.host.wait_timer import WatchedAnswers
 
 HOST = HostPaths(Path("/"))
 ROUNDS = 20
@@ -107,3 +110,22 @@ def test_the_timer_samples_and_rings_for_one_that_waits() -> None:
         for process in spinning:
             process.kill()
             process.wait()
+
+
+def test_the_timer_rings_for_a_late_answer() -> None:
+    """What was answered before is what the last look in time has seen."""
+    key, in_time = tap.KEY.pack(1, 80, 0), dict.fromkeys(tap.COUNTERS, 0) | {"http": 9, "answers": 9}
+    with closing(ThreadTimes(HOST)) as times, closing(TapProgram(HOST)) as program:
+        program.admit(1)
+        program._services.write(key, struct.pack(f"={len(in_time)}Q", *in_time.values()))
+        table = program.answers([(1, 80)])
+        before, now_ns = table.read(), time.monotonic_ns()
+        times.choose(list(times.hold([os.getpid()])))
+        watched = WatchedAnswers(table, [key], before, now_ns)
+        times.timer.start(now_ns, times.waits(times.chosen), [1000.0], 20_000_000, now_ns, watched)
+        one_late = in_time | {"late": 1}
+        program._services.write(key, struct.pack(f"={len(one_late)}Q", *one_late.values()))
+        assert select.select([times.timer.descriptor], [], [], LONG_S)[0]
+        sample = times.timer.stop()
+        assert sample is not None
+        assert list(sample.answers) == before
