@@ -32,7 +32,8 @@ INTERVAL_S = 1.0
 LIVE_REPORTS = 5
 TICKS = 12
 """Of a minute, with an interval of five seconds."""
-_IDLE_S = 5.0
+_IDLE_S = 60.0
+"""All jobs of the manager run once in that time: of a shorter one they are nothing, or far too much."""
 
 
 @dataclass(frozen=True, slots=True)
