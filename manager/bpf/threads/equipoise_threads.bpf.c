@@ -184,7 +184,8 @@ static u64 mark_of(struct task_struct *task, bool is_main, u64 mask_words)
 
 	for (i = 0; i < MOST_MASK_WORDS && i < mask_words; i++) {
 		word = 0;
-		bpf_probe_read_kernel(&word, sizeof(word), (char *)task + bpf_core_field_offset(task->cpus_mask) + 8 * i);
+		bpf_probe_read_kernel(&word, sizeof(word),
+				      (char *)task + bpf_core_field_offset(task->cpus_mask) + 8 * i);
 		mark = (mark ^ word) * FNV_PRIME;
 	}
 	if (is_main) {
