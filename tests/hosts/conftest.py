@@ -25,14 +25,6 @@ NAMES = ("alpha", "beta")
 ADDRESSES = {name: f"10.77.0.{number}" for number, name in enumerate(NAMES, start=1)}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless it is asked for."""
-    if not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
-
-
 Images = Callable[[Release], Image]
 """Gives a release's image."""
 
