@@ -1,11 +1,13 @@
 """The load generator against a real memcached and NGINX, and beside generators that everybody knows.
 
 Both are sent to a server whose response times are fixed: then rates and percentiles of a closed loop are known as well,
-and what a generator costs matters little. On a busy machine one of some attempts must agree.
+and what a generator costs matters little. A busy machine only makes them slower, one or the other: the best of some
+attempts of each must agree.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -28,9 +30,13 @@ KEPT_ALIVE = b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\
 class Seen:
     """What a generator says of a closed loop."""
 
-    rate_rps: float
-    p50_ms: float
-    p90_ms: float
+    rate_rps: float = 0.0
+    p50_ms: float = math.inf
+    p90_ms: float = math.inf
+
+    def best(self, other: Seen) -> Seen:
+        """The better of two runs in each."""
+        return Seen(max(self.rate_rps, other.rate_rps), min(self.p50_ms, other.p50_ms), min(self.p90_ms, other.p90_ms))
 
 
 def closed(port: int, protocol: HttpOptions | MemcachedOptions, pipeline: int = 1) -> LoadResult:
@@ -78,9 +84,12 @@ def test_http_is_measured_as_others_do(known: Callable[[int], Seen]) -> None:
         time.sleep(0.03 if number % 5 == 0 else 0.01)
         handler.write(KEPT_ALIVE)
 
+    ours = theirs = Seen()
+
     def check() -> bool:
+        nonlocal ours, theirs
         with serving(answering(answer)) as server:
-            ours, theirs = seen(closed(server.port, HttpOptions())), known(server.port)
+            ours, theirs = ours.best(seen(closed(server.port, HttpOptions()))), theirs.best(known(server.port))
         return (
             ours.rate_rps == pytest.approx(theirs.rate_rps, rel=0.1)
             and ours.p50_ms == pytest.approx(theirs.p50_ms, rel=0.2)
@@ -99,10 +108,12 @@ def test_memcached_is_measured_as_memcslap_does() -> None:
             return False
 
     requests = 50
+    ours_rps = theirs_rps = 0.0
 
     def check() -> bool:
+        nonlocal ours_rps, theirs_rps
         with serving(answer) as server:
-            ours = closed(server.port, MemcachedOptions(keys=20, set_share=0))
+            ours_rps = max(ours_rps, closed(server.port, MemcachedOptions(keys=20, set_share=0)).rate_rps)
             options = (
                 f"--servers=127.0.0.1:{server.port}",
                 f"--concurrency={CONNECTIONS}",
@@ -110,7 +121,8 @@ def test_memcached_is_measured_as_memcslap_does() -> None:
             )
             text = output("memcslap", *options, "--test=get")
         taken_s = found(rf"get\s+{CONNECTIONS * requests} keys by\s+{CONNECTIONS} threads:\s+([\d.]+) seconds", text)
-        return ours.rate_rps == pytest.approx(CONNECTIONS * requests / taken_s, rel=0.1)
+        theirs_rps = max(theirs_rps, CONNECTIONS * requests / taken_s)
+        return ours_rps == pytest.approx(theirs_rps, rel=0.1)
 
     once(check)
 
