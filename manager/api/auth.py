@@ -170,7 +170,7 @@ def proving(context: ManagerContext) -> Iterator[None]:
     """A block whose reasons of refusal are for a token alone that is still valid. Raises as ``prove``."""
     try:
         yield
-    except Exception:
+    except Exception:  # whatever it tells, only a valid token may hear it
         prove(context)
         raise
 

@@ -7,13 +7,21 @@ from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
-from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, LastWaits, VmInstance, VmState
+from manager.model.host import (
+    BatchGroup,
+    Capabilities,
+    CpuTimes,
+    Discovery,
+    LastWaits,
+    VmInstance,
+    VmState,
+    WaitWatch,
+)
 from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import KnobKey
 from manager.model.network import UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.resource_use import HostCounters, VmCounters
-from manager.model.traffic import Answered
 
 
 class CachePort(Protocol):
@@ -102,24 +110,11 @@ class WaitAlarmPort(Protocol):
     ``wait`` and ``wake`` may be called by any thread.
     """
 
-    def arm(
-        self,
-        instances: Sequence[VmInstance],
-        waits: Sequence[tuple[int, ...]],
-        at_s: float,
-        bounds: Sequence[float],
-        interval_s: float,
-        now_s: float,
-        answered: Answered,
-        answered_s: float,
-    ) -> bool:
-        """Sample these VMs each ``interval_s``, whose vCPUs at ``at_s`` (monotonic) had waited ``waits``.
+    def arm(self, wanted: WaitWatch, now_s: float) -> bool:
+        """Sample these VMs from now on, until one is above its bound or a vCPU is gone: then it rings, once.
 
-        ``bounds``: of each VM, which share of the time between two samples any of its vCPUs may wait, 0 .. 1. It rings
-        once, also when a vCPU is gone, and takes no more samples. False: it cannot sample all of them.
-
-        With every other sample it looks at services, which had ``answered`` so much at ``answered_s``, where it can
-        (``judges``): it rings also when one of them answered late, or was asked and has answered nothing.
+        With every other sample it looks at services, where it can (``judges``): it rings also when one of them answered
+        late, or was asked and has answered nothing. False: it cannot sample all of these VMs.
         """
 
     def disarm(self) -> LastWaits | None:

@@ -17,7 +17,7 @@ from manager.host.chosen_waits import ChosenWaits
 from manager.host.handle import VmHandle
 from manager.host.thread_times import ThreadTimes
 from manager.host.wait_timer import NO_ANSWERS, WatchedAnswers
-from manager.model.host import LastWaits, VmInstance
+from manager.model.host import LastWaits, VmInstance, WaitWatch
 from manager.model.traffic import Answered
 
 _NS = 1e9
@@ -65,37 +65,27 @@ class WaitAlarm:
         self._ready.register(times.timer.descriptor, select.EPOLLIN)
         weakref.finalize(self, os.close, self._woken)
 
-    def arm(
-        self,
-        instances: Sequence[VmInstance],
-        waits: Sequence[tuple[int, ...]],
-        at_s: float,
-        bounds: Sequence[float],
-        interval_s: float,
-        now_s: float,
-        answered: Answered,
-        answered_s: float,
-    ) -> bool:
+    def arm(self, wanted: WaitWatch, now_s: float) -> bool:
         """See ``WaitAlarmPort``."""
-        counts = self._chosen.counts(instances, self._handles)
-        known = [len(of_vm) for of_vm in waits]
+        counts = self._chosen.counts(wanted.instances, self._handles)
+        known = [len(of_vm) for of_vm in wanted.waits]
         if self._refused or counts != known or 0 in counts or sum(counts) > threads.MOST_WATCHED:
             return False
-        judged = _judged(answered, answered_s)
+        judged = _judged(wanted.answered, wanted.answered_s)
         try:
             self._times.choose(self._chosen.places)
             self._times.timer.start(
-                round(at_s * _NS),
-                [wait for of_vm in waits for wait in of_vm],
-                [bound for bound, count in zip(bounds, counts, strict=True) for _ in range(count)],
-                round(interval_s * _NS),
+                round(wanted.at_s * _NS),
+                [wait for of_vm in wanted.waits for wait in of_vm],
+                [bound for bound, count in zip(wanted.bounds, counts, strict=True) for _ in range(count)],
+                round(wanted.interval_s * _NS),
                 round(now_s * _NS),
                 judged,
             )
         except HostError as error:
             self._refuse(error)
             return False
-        self._armed = _Armed(tuple(instances), tuple(counts), self._times.holdings)
+        self._armed = _Armed(wanted.instances, tuple(counts), self._times.holdings)
         self.judges = bool(judged.keys)
         return True
 

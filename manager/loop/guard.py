@@ -38,7 +38,7 @@ from manager.loop.apply import Applied
 from manager.loop.tick import ControlLoop
 from manager.loop.watches import Background
 from manager.model.fields import as_text
-from manager.model.host import LastWaits, VmInstance
+from manager.model.host import LastWaits, VmInstance, WaitWatch
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
@@ -212,11 +212,17 @@ class Guard(Background):
         now_s, alarm, bounds = self._now(), self._loop.host.wait_alarm, quiet_bounds(self._memory)
         if alarm is None or bounds is None or bounds.keys() != set(self._names) or now_s < self._alone_until_s:
             return
-        all_bounds, interval_s = [bounds[name] for name in self._names], self._settings.interval_s
         look = self._look
-        answered = Answered() if look.silences else look.answered
-        at_s, waits = self._memory.at_s, self._before
-        if alarm.arm(self._instances, waits, at_s, all_bounds, interval_s, now_s, answered, look.at_s):
+        wanted = WaitWatch(
+            self._instances,
+            tuple(self._before),
+            self._memory.at_s,
+            tuple(bounds[name] for name in self._names),
+            self._settings.interval_s,
+            Answered() if look.silences else look.answered,
+            look.at_s,
+        )
+        if alarm.arm(wanted, now_s):
             self._armed, self._sampled = self._watched, self._names
 
     def _disarm(self) -> LastWaits | None:

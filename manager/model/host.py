@@ -14,7 +14,7 @@ from manager.model.fields import CLOSED, Count, Cpus, SafeText
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import Knob, KnobKey
 from manager.model.topology import Topology
-from manager.model.traffic import AnswerCount
+from manager.model.traffic import AnswerCount, Answered
 from manager.model.warp import Offer
 
 
@@ -91,6 +91,23 @@ class VcpuState(NamedTuple):
     cpus: CpuSet
     run_delay_ns: int | None = None
     run_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitWatch:
+    """VMs whose waits are to be sampled each ``interval_s``; their vCPUs had waited ``waits`` nanoseconds at ``at_s``.
+
+    Times are monotonic. ``bounds``: of each VM, which share of the time between two samples any of its vCPUs may wait,
+    0 .. 1. ``answered``: what services had answered at ``answered_s``.
+    """
+
+    instances: tuple[VmInstance, ...]
+    waits: tuple[tuple[int, ...], ...]
+    at_s: float
+    bounds: tuple[float, ...]
+    interval_s: float
+    answered: Answered
+    answered_s: float
 
 
 @dataclass(frozen=True, slots=True)

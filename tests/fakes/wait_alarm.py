@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from manager.model.host import LastWaits, VmInstance
+from manager.model.host import LastWaits, VmInstance, WaitWatch
 from manager.model.traffic import Answered
 from tests.fakes.host import FakeHost
 
@@ -34,23 +34,13 @@ class FakeWaitAlarm:
     answered: Answered = field(default_factory=Answered)
     answered_s: float = 0.0
 
-    def arm(
-        self,
-        instances: Sequence[VmInstance],
-        waits: Sequence[tuple[int, ...]],
-        at_s: float,
-        bounds: Sequence[float],
-        interval_s: float,
-        now_s: float,
-        answered: Answered,
-        answered_s: float,
-    ) -> bool:
-        assert at_s <= now_s
-        self.instances, self.bounds, self.interval_s = tuple(instances), tuple(bounds), interval_s
-        self.at_s, self.waits, self.last = at_s, tuple(waits), None
+    def arm(self, wanted: WaitWatch, now_s: float) -> bool:
+        assert wanted.at_s <= now_s
+        self.instances, self.bounds, self.interval_s = wanted.instances, wanted.bounds, wanted.interval_s
+        self.at_s, self.waits, self.last = wanted.at_s, wanted.waits, None
         self.rings, self.armed, self.is_true = False, True, True
-        self.judges = self.answering is not None and bool(answered.services)
-        self.answered, self.answered_s = answered, answered_s
+        self.judges = self.answering is not None and bool(wanted.answered.services)
+        self.answered, self.answered_s = wanted.answered, wanted.answered_s
         self.arms += 1
         return True
 

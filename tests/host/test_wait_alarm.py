@@ -17,7 +17,7 @@ from manager.host.kernel_host import KernelHost
 from manager.host.taps import TapProgram, of_this_machine
 from manager.host.thread_times import ThreadTimes
 from manager.host.wait_alarm import WaitAlarm
-from manager.model.host import LastWaits
+from manager.model.host import LastWaits, WaitWatch
 from manager.model.traffic import AnswerCount, Answered, JudgedService
 from tests.host.conftest import REAL, QemuLike, VmGroup, until
 from tests.host.wire import NEEDS_BPF
@@ -53,8 +53,9 @@ class Watched:
         self.host.read(self.vm.instance, afresh=False)
 
     def arm(self, bound: float, answered: Answered = NOTHING) -> bool:
-        now_s, instances = time.monotonic(), [self.vm.instance]
-        return self.alarm.arm(instances, self.host.waits(instances), now_s, [bound], INTERVAL_S, now_s, answered, now_s)
+        now_s, instances = time.monotonic(), (self.vm.instance,)
+        waits = tuple(self.host.waits(instances))
+        return self.alarm.arm(WaitWatch(instances, waits, now_s, (bound,), INTERVAL_S, answered, now_s), now_s)
 
     def last(self) -> LastWaits:
         """After a sample was taken at least."""
@@ -139,8 +140,9 @@ def test_wake_ends_one_wait(watched: Watched) -> None:
 def test_a_vm_that_is_read_from_files_is_not_sampled(watched: Watched) -> None:
     stranger = watched.vm.instance._replace(uuid="another")
     now_s = time.monotonic()
-    assert not watched.alarm.arm([stranger], [(1, 2)], now_s, [0.5], INTERVAL_S, now_s, NOTHING, now_s)
-    assert not watched.alarm.arm([watched.vm.instance], [()], now_s, [0.5], INTERVAL_S, now_s, NOTHING, now_s)
+    for instance, waits in ((stranger, (1, 2)), (watched.vm.instance, ())):
+        wanted = WaitWatch((instance,), (waits,), now_s, (0.5,), INTERVAL_S, NOTHING, now_s)
+        assert not watched.alarm.arm(wanted, now_s)
     assert watched.alarm.disarm() is None
 
 
