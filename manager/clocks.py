@@ -86,4 +86,5 @@ def _length(seconds: float) -> str:
         return f"{seconds:.3g} s"
     whole = round(seconds)
     size, unit = next(unit_size for unit_size in _UNITS if whole >= 2 * unit_size[0])
-    return f"{whole} s ({whole / size:.3g} {unit})"
+    larger = f"{whole / size:,.1f}".removesuffix(".0")
+    return f"{whole} s ({larger} {unit})"

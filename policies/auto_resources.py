@@ -26,6 +26,7 @@ from manager.control.resource_blame import (
 from manager.control.resource_decision import is_allowed
 from manager.model.decision import ResourceControl, ResourceGoal, Snapshot
 from manager.model.knobs import DISK_WEIGHTS, Knob
+from manager.model.numbers import digits
 from manager.model.resource_use import ALL_DISKS, DeviceUse, LinkUse, VmResources
 from manager.model.units import percent
 from policies.auto_candidates import LEVELS, NOISY, driven, serving
@@ -123,7 +124,7 @@ def _memory(case: _Pressed) -> Iterator[StepCandidate]:
     if rules.ceilings or growths[noisy] < LEAST_BYTES_PER_S or part < NOISY:
         return
     if case.has(noisy, Knob.MEMORY_CEILING) and case.is_free(kind, noisy):
-        why = f"{why}, and {noisy} grows by {growths[noisy] / 1e6:.3g} MB/s"
+        why = f"{why}, and {noisy} grows by {digits(growths[noisy] / 1e6)} MB/s"
         yield case.candidate(case.step(kind, noisy), slowed * part, MEMORY_CEILING_COST, why)
 
 
@@ -152,7 +153,9 @@ def _disk(case: _Pressed) -> Iterator[StepCandidate]:
     if disk is None:
         return
     slowed, of_batch = _slowed(lost), _batch_part(case, disk)
-    latency = f"a request of disk {disk.device} takes {disk.latency_ms:.3g} ms" if disk.latency_ms else "disks are busy"
+    latency = (
+        f"a request of disk {disk.device} takes {digits(disk.latency_ms)} ms" if disk.latency_ms else "disks are busy"
+    )
     why = f"{latency}, and batch VMs do {percent(of_batch)} of what disk {disk.device} does"
     rules, kind = case.snapshot.host.disk, StepKind.DISK_WEIGHTS
     weighed = disk.weighing is not None and any(case.has(use.vm, DISK_WEIGHTS[disk.weighing]) for use in case.own)

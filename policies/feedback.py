@@ -32,6 +32,7 @@ from manager.control.judged_windows import enough, fresh
 from manager.model.decision import ApplicationView, Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from manager.model.law import Law
+from manager.model.numbers import digits
 from manager.model.registration import Sharing, Sla, VmClass
 from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
@@ -160,7 +161,7 @@ def _judge(view: ApplicationView, sla: Sla, sharing: Sharing, snapshot: Snapshot
 
 
 def _measured(response_ms: float, sla: Sla) -> str:
-    return f"p{sla.percentile:g} {response_ms:.4g} ms of {sla.response_time_ms:g} ms"
+    return f"p{sla.percentile:g} {digits(response_ms, 4)} ms of {sla.response_time_ms:g} ms"
 
 
 def _over(

@@ -18,7 +18,7 @@ from manager.model.finding import FindingStatus
 from manager.model.host_health import HostHealth
 from manager.model.knob_text import knob_name, settings_shown
 from manager.model.knobs import DISK_WEIGHTS, PINS, WARPS, Knob
-from manager.model.numbers import milliseconds
+from manager.model.numbers import digits, milliseconds
 from manager.model.resource_use import resources_of
 from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import pins
@@ -319,7 +319,7 @@ def resources_shown(fields: Json | None) -> ResourcesShown | None:
         for disk in use.disks
     ]
     for link in use.uplinks:
-        lost = f", ▲ {link.dropped_packets_per_s:.3g} packets/s lost" if link.dropped_packets_per_s else ""
+        lost = f", ▲ {digits(link.dropped_packets_per_s)} packets/s lost" if link.dropped_packets_per_s else ""
         facts.append(f"Uplink {link.interface}: {throughput(link.bytes_per_s)}{lost}.")
     for resource, part in (("Memory", use.memory_pressure), ("I/O", use.io_pressure)):
         if part:

@@ -221,17 +221,17 @@ def burn(rate_: float | None) -> str:
 
 def bandwidth(value: float | None) -> str:
     """Bytes a second, such as ``12.3 GB/s``."""
-    return NOTHING if value is None else f"{value / 1e9:.3g} GB/s"
+    return NOTHING if value is None else f"{digits(value / 1e9)} GB/s"
 
 
 def throughput(value: float | None) -> str:
     """Bytes a second of disks and networks, such as ``12.3 MB/s``."""
-    return NOTHING if value is None else f"{value / 1e6:.3g} MB/s"
+    return NOTHING if value is None else f"{digits(value / 1e6)} MB/s"
 
 
 def size(value: float | None) -> str:
     """Bytes, such as ``12.3 MiB``."""
-    return NOTHING if value is None else f"{value / (1 << 20):.3g} MiB"
+    return NOTHING if value is None else f"{digits(value / (1 << 20))} MiB"
 
 
 def number(value: float | None) -> str:

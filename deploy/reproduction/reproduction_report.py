@@ -19,6 +19,7 @@ from deploy.reproduction.experiment import KIND_MEANS, PlotAxes, PlotLine, RunSe
 from deploy.reproduction.reproduction_run import ExperimentRun
 from deploy.reproduction.svg_chart import line_chart
 from manager import __version__
+from manager.model.numbers import NOTHING, digits
 
 COMMAND = "deploy/reproduce"
 
@@ -117,7 +118,7 @@ def report_html(report: Mapping[str, Any]) -> str:
 
 def number_text(value: float | None) -> str:
     """Three digits, or a dash."""
-    return "–" if value is None else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return NOTHING if value is None else digits(value)
 
 
 def _charts(body: Mapping[str, Any]) -> list[Markup]:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from manager.cli.options import ManPage, ManPageGroup, json_option, make_state_dir, with_settings, write_secret
+from manager.cli.times import local_time
 from manager.errors import SettingsError
 from manager.settings import Settings
 from manager.store.access_models import TokenRow, UserRow
@@ -236,6 +237,10 @@ def create_token_command(
     say(secret)
 
 
+def _when(moment: datetime | None) -> str:
+    return local_time(moment) if moment else "never"
+
+
 @token.command("list", epilog=_ROLES_EPILOG)
 @_with_database
 def list_tokens_command(settings: Settings) -> None:
@@ -243,11 +248,12 @@ def list_tokens_command(settings: Settings) -> None:
     table = Table("name", "role", "for", "created", "last used", "expires")
     with open_store(settings).reading() as session:
         for row in list_tokens(session):
-            used, expires = str(row.last_used_at or "never"), str(row.expires_at or "never")
-            table.add_row(row.name, row.role, row.host or row.application or "-", str(row.created_at), used, expires)
+            times = map(_when, (row.created_at, row.last_used_at, row.expires_at))
+            table.add_row(row.name, row.role, row.host or row.application or "-", *times)
         for join in page(session, JoinTokenRow, None, 1000):
-            used = f"{join.used_at} by {join.used_by}" if join.used_at else "never"
-            table.add_row(join.name, JOIN, join.host or "any host", str(join.created_at), used, str(join.expires_at))
+            used = f"{_when(join.used_at)} by {join.used_by}" if join.used_at else "never"
+            created, expires = _when(join.created_at), _when(join.expires_at)
+            table.add_row(join.name, JOIN, join.host or "any host", created, used, expires)
     show(table)
 
 
@@ -313,7 +319,7 @@ def list_users_command(settings: Settings) -> None:
     table = Table("name", "role", "created", "last signed in")
     with open_store(settings).reading() as session:
         for row in page(session, UserRow, None, 1000):
-            table.add_row(row.name, row.role, str(row.created_at), str(row.signed_in_at or "never"))
+            table.add_row(row.name, row.role, _when(row.created_at), _when(row.signed_in_at))
     show(table)
 
 

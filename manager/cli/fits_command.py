@@ -11,6 +11,7 @@ import click
 
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
 from manager.errors import ManagerRefused
+from manager.model.numbers import digits
 from manager.model.registration import VmClass
 from manager.model.units import per_second
 from manager.protocol.client import ManagerClient
@@ -243,4 +244,4 @@ def _measured(answer: dict[str, Any]) -> Table:
 
 
 def _span(span: dict[str, float] | None) -> str:
-    return f"{span['ms']:.3g} ms, {span['low_ms']:.3g} to {span['high_ms']:.3g}" if span else "-"
+    return f"{digits(span['ms'])} ms, {digits(span['low_ms'])} to {digits(span['high_ms'])}" if span else "-"

@@ -14,6 +14,7 @@ from manager.control.load_curve import MUCH_BATCH, LoadCurve
 from manager.control.load_search import LoadVerdict
 from manager.errors import SettingsError
 from manager.model.fields import timestamp
+from manager.model.numbers import digits
 from manager.model.units import per_second, percent
 from manager.terminal import Table, say
 
@@ -58,7 +59,7 @@ def _loads_table(profile: LoadProfile, one: DrivenPass) -> Table:
         table.add_row(
             "peak" if load.offered_rps is None else per_second(load.offered_rps),
             per_second(load.rate_rps),
-            *("-" if ms is None else f"{ms:.3g} ms" for ms in (load.p50_ms, load.percentile_ms, load.p99_ms)),
+            *("-" if ms is None else f"{digits(ms)} ms" for ms in (load.p50_ms, load.percentile_ms, load.p99_ms)),
             "-" if load.batch_share is None else percent(load.batch_share),
             "" if load.verdict is LoadVerdict.UNJUDGED else str(load.verdict),
         )
@@ -70,11 +71,11 @@ def _table(profile: LoadProfile, curve: LoadCurve, title: str) -> Table:
     table = Table("req/s", "steps", f"{heading}, median", "95 % confidence", "curve", "violated", "", title=title)
     for band in curve.bands:
         table.add_row(
-            f"{band.rate_rps:.4g}",
+            digits(band.rate_rps),
             f"{band.steps}",
-            f"{band.median_ms:.3g} ms",
-            f"{band.least_ms:.3g} to {band.most_ms:.3g} ms",
-            f"{band.fitted_ms:.3g} ms",
+            f"{digits(band.median_ms)} ms",
+            f"{digits(band.least_ms)} to {digits(band.most_ms)} ms",
+            f"{digits(band.fitted_ms)} ms",
             "-" if profile.sla_ms is None else percent(band.violated_share),
             "<- knee" if band.rate_rps == curve.knee_rps else "",
         )
@@ -89,7 +90,7 @@ def remarks(profile: LoadProfile) -> Iterator[str]:
     steps = sum(band.steps for band in curve.bands)
     yield f"Steps of {timedelta(seconds=profile.step_s)}, {steps} with response times."
     if curve.knee_rps is not None:
-        yield f"Beyond {curve.knee_rps:.4g} req/s response times rise faster (knee)."
+        yield f"Beyond {digits(curve.knee_rps)} req/s response times rise faster (knee)."
     if curve.why:
         yield f"{curve.why[0].upper()}{curve.why[1:]}."
     yield from _limits(profile)
@@ -115,9 +116,9 @@ def _limits(profile: LoadProfile) -> Iterator[str]:
     if profile.sla_ms is None:
         yield "It has no SLA to compare with."
     elif curve.bands:
-        met = f"was met up to {curve.met_rps:.4g} req/s" if curve.met_rps else "was not certainly met at any load"
+        met = f"was met up to {digits(curve.met_rps)} req/s" if curve.met_rps else "was not certainly met at any load"
         violated = (
-            f"violated from {curve.violated_rps:.4g} req/s on"
+            f"violated from {digits(curve.violated_rps)} req/s on"
             if curve.violated_rps
             else "violated at no load for certain"
         )
@@ -130,7 +131,7 @@ def _cost_of_batch(without: LoadCurve, beside: LoadCurve) -> Iterator[str]:
         alone = min(without.bands, key=lambda other: abs(other.rate_rps - band.rate_rps))
         if abs(alone.rate_rps - band.rate_rps) <= 0.1 * band.rate_rps:
             times = band.median_ms / alone.median_ms
-            yield f"At {band.rate_rps:.4g} req/s it took {times:.2f} times as long beside batch VMs."
+            yield f"At {digits(band.rate_rps)} req/s it took {times:.2f} times as long beside batch VMs."
 
 
 def profile_json(profile: LoadProfile) -> dict[str, Any]:

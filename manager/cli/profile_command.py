@@ -33,6 +33,7 @@ from manager.cli.profile_table import table_command
 from manager.cli.sweep import Sweep, SweepStep, SweepTarget, Swept, Timing, examine
 from manager.control.knee import BOUNDS, DEFAULT_RULES, Curve, KneeRules, curve_of
 from manager.model.cpus import parse_cpus
+from manager.model.numbers import digits
 from manager.protocol.client import API
 from manager.settings import Settings
 from manager.terminal import Table, output, progress, say
@@ -290,4 +291,4 @@ def report_json(report: SweepReport) -> dict[str, Any]:
 
 
 def _ms(value_ms: float | None) -> str:
-    return "-" if value_ms is None else f"{value_ms:.3g} ms"
+    return "-" if value_ms is None else f"{digits(value_ms)} ms"

@@ -26,6 +26,7 @@ from manager.control.load_curve import MUCH_BATCH, LoadStep, by_batch, load_curv
 from manager.control.load_search import LoadVerdict, most_loads
 from manager.load import IntervalResult, run
 from manager.model.fields import timestamp
+from manager.model.numbers import digits
 from manager.model.units import per_second, percent
 from manager.model.window import SlaState
 from manager.protocol.client import ManagerClient
@@ -244,7 +245,7 @@ def _say_result(line: str) -> None:
 def driven_line(batch: str, load: DrivenLoad, percentile: float) -> str:
     """A load in one line."""
     where = "" if batch == AS_IS else ", batch VMs held"
-    value = "-" if load.percentile_ms is None else f"{load.percentile_ms:.3g} ms"
+    value = "-" if load.percentile_ms is None else f"{digits(load.percentile_ms)} ms"
     what = "peak" if load.offered_rps is None else per_second(load.offered_rps)
     verdict = "" if load.verdict is LoadVerdict.UNJUDGED else f", {load.verdict}"
     why = f": {load.why}" if load.why else ""

@@ -31,6 +31,7 @@ from manager.control.load_search import LoadVerdict, judged
 from manager.control.pair_map import PAIR_LEVELS, next_pair, pair_map
 from manager.errors import EquipoiseError, SettingsError
 from manager.load import LoadSpec, Phase
+from manager.model.numbers import digits
 from manager.model.units import per_second
 from manager.model.window import SlaState
 from manager.protocol.client import ManagerClient
@@ -236,7 +237,7 @@ class PairDrive:
             (first.why, second.why),
         )
         self.record = replace(self.record, pairs=(*self.record.pairs, pair))
-        values = ("-" if ms is None else f"{ms:.3g} ms" for ms in pair.percentiles_ms)
+        values = ("-" if ms is None else f"{digits(ms)} ms" for ms in pair.percentiles_ms)
         self._save(self.record, f"{label}: {' and '.join(values)}, {cell(self.record, pair.point.verdict)}")
 
     def _made(self, specs: Sequence[LoadSpec], label: str) -> list[MadeLoad]:

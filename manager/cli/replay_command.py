@@ -10,6 +10,7 @@ import click
 from manager.api.validation import read_text
 from manager.cli.options import ManPage, json_option, with_settings
 from manager.cli.recording_files import read_recording
+from manager.cli.times import local_time
 from manager.cli.twin_commands import make_twin, seeds_option
 from manager.errors import SettingsError, TwinRefused
 from manager.model.fields import timestamp
@@ -181,4 +182,4 @@ def _time(time_s: float) -> str:
 
 
 def _local(time_s: float) -> str:
-    return timestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return local_time(timestamp(time_s))

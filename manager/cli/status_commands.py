@@ -13,11 +13,13 @@ import click
 from manager.cli.batch_table import batch_table
 from manager.cli.cost_options import costs_of
 from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
+from manager.cli.times import local_time
 from manager.control.power_shares import idle_watts
 from manager.model.energy import HostPower
 from manager.model.fields import adapter_of
 from manager.model.knob_text import knob_name, settings_shown, value_shown
 from manager.model.knobs import PINS, WARPS, Knob
+from manager.model.numbers import digits
 from manager.model.records import FULL_VCPU
 from manager.model.units import percent
 from manager.protocol.client import ManagerClient
@@ -135,11 +137,6 @@ def _guard(host: dict[str, Any]) -> str:
     return f"{host['name']}: the guard {now}; {guard['episodes']} episodes so far, the last: {guard['last'] or '-'}"
 
 
-def _rounded(value: float) -> str:
-    """With three significant digits at least, and never as a power of ten."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _applications_table(applications: list[dict[str, Any]]) -> Table:
     table = Table("application", "SLA", "state", "measured", "rate", "tiers", title="Applications")
     for application in applications:
@@ -149,7 +146,7 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
             application["name"],
             f"p{sla['percentile']:g} <= {sla['response_time_ms']:g} ms" if sla else "-",
             _SLA_MARKS.get(application["sla_state"], application["sla_state"]),
-            f"p{application['measured_percentile']:g} {_rounded(measured_ms)} ms" if measured_ms is not None else "-",
+            f"p{application['measured_percentile']:g} {digits(measured_ms)} ms" if measured_ms is not None else "-",
             f"{rate_rps:.0f}/s" if rate_rps is not None else "-",
             ", ".join(tier["name"] for tier in application["tiers"]),
         )
@@ -191,7 +188,7 @@ def _problems(host: Mapping[str, Any]) -> Iterator[str]:
         yield f"a second agent, {rival}, was refused; `equipoise host replace {host['name']}` prefers it"
     ahead_s = host.get("clock_ahead_s") or 0.0
     if abs(ahead_s) >= _CLOCK_S:
-        yield f"its clock is {_rounded(abs(ahead_s))} s {'ahead of' if ahead_s > 0 else 'behind'} the manager's"
+        yield f"its clock is {digits(abs(ahead_s))} s {'ahead of' if ahead_s > 0 else 'behind'} the manager's"
     yield from (f"limited by its agent's settings: {text}" for text in (host["tick"] or {}).get("limited", ()))
     yield from (host["capabilities"] or {}).get("warnings", ())
 
@@ -231,14 +228,15 @@ def _traffic(cache: dict[str, Any]) -> Iterator[str]:
     for memory in cache.get("memories", ()):
         rate, most = memory["bandwidth_bytes_per_s"], memory["maximum_bytes_per_s"]
         if rate is not None:
-            beside = f", at most {most / 1e9:.3g} measured" if most is not None else ""
-            yield f"memory of domain {memory['domain']}: {rate / 1e9:.3g} GB/s{beside}{' FULL' * memory['saturated']}"
+            beside = f", at most {digits(most / 1e9)} measured" if most is not None else ""
+            full = " FULL" * memory["saturated"]
+            yield f"memory of domain {memory['domain']}: {digits(rate / 1e9)} GB/s{beside}{full}"
     for vm in cache.get("vms", ()):
         for part in vm["parts"]:
             size, total, local = (part[name] for name in _USES)
-            uses = [f"{size / (1 << 20):.3g} MiB of the cache"] if size is not None else []
-            uses += [f"{total / 1e9:.3g} GB/s of memory"] if total is not None else []
-            uses += [f"{local / 1e9:.3g} of them local"] if local is not None and total is not None else []
+            uses = [f"{digits(size / (1 << 20))} MiB of the cache"] if size is not None else []
+            uses += [f"{digits(total / 1e9)} GB/s of memory"] if total is not None else []
+            uses += [f"{digits(local / 1e9)} of them local"] if local is not None and total is not None else []
             if uses:
                 yield f"{vm['vm']} has {', '.join(uses)} in domain {part['domain']}"
 
@@ -289,7 +287,7 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
 def _local(moment: str) -> str:
     """A time in this machine's zone; what is no time stays as it is."""
     try:
-        return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return local_time(datetime.fromisoformat(moment))
     except (ValueError, OverflowError):
         return moment
 
@@ -336,7 +334,8 @@ def decisions(settings: Settings, limit: int, as_json: bool, **wanted: str) -> N
             row["outcome"],
             row["reason"] + (f" ({row['detail']})" if row["detail"] else ""),
         )
-    output(as_json, rows, table if rows else "No decisions yet.")
+    none = f"No decisions about VM {wanted['vm']!r}." if wanted["vm"] else "No decisions yet."
+    output(as_json, rows, table if rows else none)
 
 
 _CONFIG_EPILOG = """

@@ -13,6 +13,7 @@ from manager.cli.options import Failure
 from manager.cli.record_command import fetch_windows
 from manager.errors import EquipoiseError
 from manager.model.fields import timestamp
+from manager.model.numbers import digits
 from manager.model.window import Window, merge
 from manager.protocol.client import API, Answer, ManagerClient
 from manager.protocol.headers import REVISION_HEADER
@@ -210,7 +211,7 @@ class Sweep:
                 self._report(f"{label} ({number} of {len(self._target.ways)})", len(steps))
                 step = self._step(ways, settle_s, seconds)
                 steps.append(step)
-                value = f"{median(step.times_ms):.3g} ms" if step.times_ms else "unknown"
+                value = f"{digits(median(step.times_ms))} ms" if step.times_ms else "unknown"
                 measured = f"p{self._target.percentile:g} {value}, the median of {len(step.times_ms)} windows"
                 self._report(f"{label}: {step.lacks or measured}", len(steps))
         except (EquipoiseError, Failure) as error:

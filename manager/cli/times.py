@@ -1,4 +1,4 @@
-"""Times and lengths of time as commands take them: `90s`, `10m`, `1h`, `2d`, or an RFC 3339 time."""
+"""Times and lengths of time as commands take them, `90s`, `10m`, `1h`, `2d` or an RFC 3339 time, and show them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import click
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 3650 * 86_400
+
+
+def local_time(moment: datetime) -> str:
+    """As tables show it, in this machine's zone."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def length_s(option: str, text: str) -> float:

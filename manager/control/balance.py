@@ -14,6 +14,7 @@ from random import Random
 
 from manager.control.consolidation import Consolidation
 from manager.model.migration import MigrationUse, MovePrediction
+from manager.model.numbers import digits
 from manager.model.registration import Mode, VmClass
 from manager.model.verdict import VerdictKind
 
@@ -194,9 +195,9 @@ def objections(predictions: Sequence[MovePrediction], application: str, rules: B
         elif each in helped:
             enough_ms = max(each.target_ms, (1 - rules.better_by) * before.ms if before else 0.0)
             if after.high_ms > each.target_ms and after.ms > enough_ms:
-                yield f"{what} would be {after.ms:.3g} ms, above {each.target_ms:g} ms, which helps too little"
+                yield f"{what} would be {digits(after.ms)} ms, above {each.target_ms:g} ms, which helps too little"
         elif after.high_ms > each.target_ms and (before is None or after.ms > WORSE_BY * before.ms):
-            yield f"{what} would be up to {after.high_ms:.3g} ms, above {each.target_ms:g} ms"
+            yield f"{what} would be up to {digits(after.high_ms)} ms, above {each.target_ms:g} ms"
 
 
 def sources_of(

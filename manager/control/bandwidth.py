@@ -20,6 +20,7 @@ from statistics import median
 from manager.control.ways import AT_RISK, CALM_S, LONGEST_RETRY_S, MIN_GAIN, RETRY_S, SETTLE_S, Wait
 from manager.model.cache import BandwidthResource, BandwidthUnit
 from manager.model.decision import BandwidthGoal
+from manager.model.numbers import digits
 
 BYTES_PER_S = {BandwidthUnit.EIGHTH_GBPS: 125_000_000, BandwidthUnit.MBPS: 1 << 20}
 """What 1 of a unit is; of percent it is not known (mba_MBps counts in 2^20 bytes: mbm_bw_count, fs/resctrl)."""
@@ -172,7 +173,7 @@ def _judge(
 ) -> tuple[BandwidthMemory, str]:
     """The trial has been measured: keep it, or go back."""
     holds, steps, was = before
-    ratios = f"{now:.3g} times the SLA, {was:.3g} before"
+    ratios = f"{digits(now)} times the SLA, {digits(was)} before"
     kept = replace(memory, before=None)
     if len(memory.holds) > len(holds) or memory.steps > steps:
         if now <= was * (1 - MIN_GAIN):
@@ -206,12 +207,12 @@ def _tighten(memory: BandwidthMemory, now: float, seen: BandwidthSeen) -> tuple[
         steps = min(steps + memory.stride, _deepest(holds, seen.resource)) if noisy else steps
     if (holds, steps) != before[:2] and seen.now_s >= memory.tighten.until_s:
         names, took = ", ".join(hold.vm for hold in noisy), sum(hold.bytes_per_s for hold in noisy)
-        why = f"{names} takes {took / 1e9:.3g} of {seen.total / 1e9:.3g} GB/s at {now:.3g} times the SLA"
+        why = f"{names} takes {digits(took / 1e9)} of {digits(seen.total / 1e9)} GB/s at {digits(now)} times the SLA"
         if memory.loosened:  # what that left was too much after all: the next one waits for longer
             memory = replace(memory, loosen=memory.loosen.after_failure(seen.now_s), loosened=False)
         return _changed(memory, holds, steps, seen, before), why
     if memory.holds and seen.now_s >= max(memory.changed_s + RETRY_S, memory.loosen.until_s):
-        return _changed(memory, (), 0, seen, before), f"whether it helps: still {now:.3g} times the SLA"
+        return _changed(memory, (), 0, seen, before), f"whether it helps: still {digits(now)} times the SLA"
     return memory, ""
 
 
@@ -226,7 +227,7 @@ def _loosen(memory: BandwidthMemory, now: float, seen: BandwidthSeen) -> tuple[B
     else:
         steps -= 1
         holds = holds if steps else ()
-    why = f"below {SLACK:.3g} of the SLA for {CALM_S:.3g} s"
+    why = f"below {digits(SLACK)} of the SLA for {digits(CALM_S)} s"
     return _changed(memory, holds, steps, seen, (memory.holds, memory.steps, now)), why
 
 

@@ -24,6 +24,7 @@ from manager.control.violation_case import (
     ShownNeighbour,
     Verdict,
 )
+from manager.model.numbers import digits
 from manager.model.records import FULL_VCPU, TickRecord, VcpuTick, VmTick
 from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
@@ -120,7 +121,9 @@ def _above_agreed(case: Case, worst: _ServingVm | None) -> Verdict | None:
     """The verdict where more comes than was agreed."""
     if case.rate_rps is None or case.max_rate_rps is None or case.rate_rps <= case.max_rate_rps:
         return None
-    rates = f"{case.rate_rps:.3g} req/s exceeds the agreed {case.max_rate_rps:.3g} req/s, so the SLA does not apply"
+    rates = (
+        f"{digits(case.rate_rps)} req/s exceeds the agreed {digits(case.max_rate_rps)} req/s, so the SLA does not apply"
+    )
     if worst is None:
         return Verdict(VerdictKind.OVERLOAD, (rates,))
     return worst.verdict(VerdictKind.OVERLOAD, rates, worst.waiting)

@@ -18,6 +18,7 @@ from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.control.violation_case import MAIN_PART
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import UNLIMITED, Knob, KnobKey
+from manager.model.numbers import digits
 from manager.model.registration import Mode
 from manager.model.resource_use import DeviceUse, ResourceUse
 
@@ -190,12 +191,12 @@ def _calm_ms(seen: _Round, calm_ms: float | None) -> float | None:
 
 def _next(now: HeldCeiling | None, seen: _Round, calm_ms: float | None) -> HeldCeiling | None:
     latency_ms = seen.disk.latency_ms or 0.0
-    without = "" if calm_ms is None else f", without batch VMs {calm_ms:.3g} ms"
-    told = f"a request of {seen.disk.device} takes {latency_ms:.3g} ms{without}"
+    without = "" if calm_ms is None else f", without batch VMs {digits(calm_ms)} ms"
+    told = f"a request of {seen.disk.device} takes {digits(latency_ms)} ms{without}"
     used = seen.critical_per_s >= LEAST_REQUESTS_PER_S
     slow = latency_ms > (SLOW_MS if calm_ms is None else WORSE * calm_ms)
     if now is None:
-        done = f"batch VMs made {seen.batch_per_s:.3g} of {seen.disk.requests_per_s:.3g} a second"
+        done = f"batch VMs made {digits(seen.batch_per_s)} of {digits(seen.disk.requests_per_s)} a second"
         harmed = used and slow and seen.batch_part >= MAIN_PART
         first_per_s = FIRST_PART * seen.batch_per_s / max(len(seen.batch), 1)
         return HeldCeiling(max(first_per_s, LEAST_CEILING_PER_S), f"{told}: {done}") if harmed else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from manager.model.host import Capabilities
+from manager.model.numbers import digits
 
 MOST_TYPE_CHARACTERS = 200
 
@@ -21,5 +22,8 @@ def host_type(host: str, capabilities: Capabilities) -> str:
     if cpus:
         sockets = len({cpu.socket for cpu in cpus})
         threads = len(cpus) / len({cpu.core for cpu in cpus})
-        parts += [f"{sockets} socket{'s' * (sockets > 1)}", f"{threads:.3g} thread{'s' * (threads > 1)} a core"]
+        parts += [
+            f"{sockets} socket{'s' * (sockets > 1)}",
+            f"{digits(threads)} thread{'s' * (threads > 1)} a core",
+        ]
     return ", ".join(parts)

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
 
+from manager.model.numbers import digits
+
 BOUNDS: dict[str, tuple[float, float]] = {"share": (0, 0.5), "least_effect": (0, 1), "chance": (1e-6, 0.5)}
 """Least and largest value of each setting."""
 
@@ -63,13 +65,13 @@ def curve_of(times_ms: Mapping[int, Sequence[float]], rules: KneeRules = DEFAULT
     least_z = NormalDist().inv_cdf(1 - rules.chance / (len(measured) - 1))
     if largest_z < least_z:
         return Curve(fitted, gain_ms, None, "too few windows to tell an effect from noise: measure for longer")
-    range_text = f"{most} ways in place of {least} bring {gain_ms:.3g} ms of {fitted[least]:.3g} ms"
+    range_text = f"{most} ways in place of {least} bring {digits(gain_ms)} ms of {digits(fitted[least])} ms"
     if z < least_z or gain_ms <= rules.least_effect * fitted[least]:
         noise = ", no more than noise does" if z < least_z else ""
         return Curve(fitted, gain_ms, None, f"the response time does not depend on the ways: {range_text}{noise}")
     knee = min(ways for ways in measured if fitted[ways] - fitted[most] <= rules.share * gain_ms)
     rest_ms = fitted[knee] - fitted[most]
-    beyond = f"more bring {rest_ms:.3g} ms" if knee < most else "it is the most that was tried, more may bring more"
+    beyond = f"more bring {digits(rest_ms)} ms" if knee < most else "it is the most that was tried, more may bring more"
     return Curve(fitted, gain_ms, knee, f"{knee} ways: {range_text}; {beyond}")
 
 

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Protocol, TypeVar
 
 from manager.control.knee import fit
+from manager.model.numbers import digits
 
 BANDS = 10
 LEAST_STEPS = 6
@@ -93,10 +94,10 @@ def load_curve(steps: Sequence[LoadStep], sla_ms: float | None) -> LoadCurve:
     bands = tuple(_band(group, medians[place], fitted[-place], sla_ms) for place, group in enumerate(groups))
     slowest, fastest = bands[0].rate_rps, bands[-1].rate_rps
     if len(bands) < 2 or fastest < VARIED * slowest:
-        why = f"the load hardly varied: {slowest:.3g} to {fastest:.3g} req/s"
+        why = f"the load hardly varied: {digits(slowest)} to {digits(fastest)} req/s"
         return LoadCurve(bands, *_limits(bands, sla_ms), why=why)
     knee_rps = _knee_rps(bands)
-    why = "" if knee_rps else f"no knee: response times hardly depend on the load up to {fastest:.3g} req/s"
+    why = "" if knee_rps else f"no knee: response times hardly depend on the load up to {digits(fastest)} req/s"
     return LoadCurve(bands, *_limits(bands, sla_ms), knee_rps, why)
 
 

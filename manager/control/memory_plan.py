@@ -17,6 +17,7 @@ from manager.control.resource_blame import FAULTS_PER_S, LEAST_BYTES_PER_S, MEMO
 from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
+from manager.model.numbers import digits
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse, VmResources
 from manager.model.rules import MemoryRules
@@ -206,7 +207,7 @@ def _next_ceiling(
     stalled = now.stalled + 1 if (use.memory_pressure or 0.0) >= STALLED else 0
     if _faults(use) < FAULTS_PER_S and stalled < QUIET_ROUNDS:
         return replace(now, stalled=stalled) if stalled != now.stalled else now
-    why = f"{_faults(use):.3g} faults and refaults/s" if stalled < QUIET_ROUNDS else "it waits for memory"
+    why = f"{digits(_faults(use))} faults and refaults/s" if stalled < QUIET_ROUNDS else "it waits for memory"
     higher = _with_headroom(max(resident, now.amount_bytes), rules)
     return Ceiling(higher, f"raised from {mebibytes(now.amount_bytes)}, which is too low for it: {why}")
 
@@ -227,7 +228,7 @@ def _shortest(views: list[VmView], by_name: Mapping[str, VmResources]) -> str:
         return ""
     worst = max(uses, key=lambda use: (use.memory_pressure or 0.0, _faults(use)))
     waits = f"waits for memory {percent(worst.memory_pressure)} of the time and " if worst.memory_pressure else ""
-    return f"{worst.vm} {waits}has {_faults(worst):.3g} faults and refaults/s"
+    return f"{worst.vm} {waits}has {digits(_faults(worst))} faults and refaults/s"
 
 
 def _with_headroom(resident_bytes: int, rules: MemoryRules) -> int:

@@ -16,6 +16,7 @@ from manager.control.tap_plan import plan_taps
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.network import MOST_KBIT, EgressGroup, UplinkPort
+from manager.model.numbers import digits
 from manager.model.registration import Mode
 from manager.model.rules import NetworkRules
 
@@ -200,7 +201,7 @@ def batch_ceiling_kbit(rate_kbit: int, critical_kbit: int, floor: int) -> int:
 
 def _ceiling(rate_kbit: int, critical_kbit: int, floor: int) -> BatchCeiling:
     kbit = batch_ceiling_kbit(rate_kbit, critical_kbit, floor)
-    why = f"of {rate_kbit / 1000:.4g} Mbit/s critical VMs send {critical_kbit / 1000:.3g} and get a reserve"
+    why = f"of {digits(rate_kbit / 1000)} Mbit/s critical VMs send {digits(critical_kbit / 1000)} and get a reserve"
     return BatchCeiling(kbit, f"{why}; batch VMs keep their floor" if kbit == floor else why)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manager.control.violation_case import Measure
+from manager.model.numbers import digits
 from manager.model.resource_use import VmResources
 from manager.model.units import percent
 
@@ -19,7 +20,7 @@ def power_evidence(vm: VmResources, host: str, target_ms: float | None) -> Itera
     resume_us = vm.resume_us
     if resume_us is not None and target_ms is not None and resume_us >= RESUME_PART * target_ms * 1000:
         yield (
-            f"the pCPUs that {vm.vm} on {host} is pinned to take {resume_us:.3g} us on average to resume from idle,"
+            f"the pCPUs that {vm.vm} on {host} is pinned to take {digits(resume_us)} us on average to resume from idle,"
             f" of a target of {target_ms:g} ms: set resume_latency_us"
         )
     if vm.clock_part is not None and vm.clock_part <= SLOW_CLOCK:

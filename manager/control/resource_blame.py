@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from manager.control.power_blame import power_evidence, power_measures
 from manager.control.resource_means import mean_resources
 from manager.control.violation_case import LEAST_TICKS, MAIN_PART, RISEN, Case, HostTicks, Measure, Verdict
+from manager.model.numbers import digits
 from manager.model.records import TickRecord
 from manager.model.resource_use import ALL_DISKS, DeviceUse, ResourceUse, Signal, VmResources
 from manager.model.units import percent
@@ -111,8 +112,8 @@ def _memory(seen: _Seen) -> Verdict | None:
     ]
     pressed = _pressed("memory", worst.memory_pressure)
     evidence = [
-        f"{worst.vm} on {seen.host} {pressed}{worst.major_faults_per_s or 0:.3g} major faults/s and"
-        f" {worst.refaults_per_s or 0:.3g} refaults/s: pages were taken from it and are read again"
+        f"{worst.vm} on {seen.host} {pressed}{digits(worst.major_faults_per_s or 0)} major faults/s and"
+        f" {digits(worst.refaults_per_s or 0)} refaults/s: pages were taken from it and are read again"
         f"{_then(seen, _faults(before), 'faults and refaults/s')}"
     ]
     pressure = seen.now.memory_pressure
@@ -132,7 +133,7 @@ def _memory(seen: _Seen) -> Verdict | None:
         least = LEAST_BYTES_PER_S / 1e6 if "grew" in text else FAULTS_PER_S
         suspect = _main(amounts, math.fsum(amounts.values()), least)
         if suspect is not None:
-            evidence.append(f"{seen.named(suspect)} {text.format(f'{amounts[suspect]:.3g}')}, most of all others")
+            evidence.append(f"{seen.named(suspect)} {text.format(digits(amounts[suspect]))}, most of all others")
             now = seen.now.of(suspect)
             then = seen.before(suspect)
             growth = now.growth_bytes_per_s if now else None
@@ -198,9 +199,9 @@ def _of_disk(seen: _Seen, vm: VmResources, device: DeviceUse | None) -> Verdict:
         return _verdict(VerdictKind.DISK, seen, evidence, measures)
     then_ms = _latency_before(seen, device.device)
     measures.append(_measure(seen, device.device, "disk_latency_ms", device.latency_ms, then_ms))
-    told_before = "" if not then_ms else f" (before: {then_ms:.3g} ms)"
+    told_before = "" if not then_ms else f" (before: {digits(then_ms)} ms)"
     evidence.append(
-        f"a request of disk {device.device} of {seen.host}, which {vm.vm} uses, takes {device.latency_ms or 0:.3g}"
+        f"a request of disk {device.device} of {seen.host}, which {vm.vm} uses, takes {digits(device.latency_ms or 0)}"
         f" ms{told_before}; it is busy {percent(device.busy)} of the time"
     )
     parts = {each.vm: part_of_disk(each, device) for each in seen.now.vms}
@@ -213,7 +214,7 @@ def _of_disk(seen: _Seen, vm: VmResources, device: DeviceUse | None) -> Verdict:
         then_rate = seen.before(suspect).disk_bytes_per_s
         measures.append(_measure(seen, suspect, "disk_bytes_per_s", rate, then_rate))
         evidence.append(
-            f"{seen.named(suspect)} does {percent(others[suspect])} of what the disk does, {rate / 1e6:.3g} MB/s"
+            f"{seen.named(suspect)} does {percent(others[suspect])} of what the disk does, {digits(rate / 1e6)} MB/s"
             f"{_then(seen, then_rate / 1e6, 'MB/s')}"
         )
         return _verdict(VerdictKind.DISK, seen, evidence, measures, suspect)
@@ -250,7 +251,7 @@ def _network(seen: _Seen) -> Verdict | None:
             then = before.dropped_packets_per_s
             measures.append(_measure(seen, vm.vm, "dropped_packets_per_s", vm.dropped_packets_per_s, then))
             evidence.append(
-                f"{vm.vm} on {seen.host} loses {vm.dropped_packets_per_s:.3g} of {packets:.3g} packets/s"
+                f"{vm.vm} on {seen.host} loses {digits(vm.dropped_packets_per_s)} of {digits(packets)} packets/s"
                 f"{_then(seen, then, 'lost/s')}"
             )
             break
@@ -261,8 +262,8 @@ def _network(seen: _Seen) -> Verdict | None:
             evidence.append(f"uplink {link.interface} of {seen.host} is used to {part} of its speed")
         elif _loses(link.dropped_packets_per_s, link.packets_per_s):
             evidence.append(
-                f"uplink {link.interface} of {seen.host} loses {link.dropped_packets_per_s:.3g} of"
-                f" {link.packets_per_s:.3g} packets/s"
+                f"uplink {link.interface} of {seen.host} loses {digits(link.dropped_packets_per_s)} of"
+                f" {digits(link.packets_per_s)} packets/s"
             )
     if not evidence:
         return None
@@ -279,8 +280,8 @@ def _network(seen: _Seen) -> Verdict | None:
     then = before.link_bytes_per_s
     measures.append(_measure(seen, suspect, "network_bytes_per_s", rates[suspect], then))
     evidence.append(
-        f"{seen.named(suspect)} has {percent(rates[suspect] / whole)} of the traffic of VMs, {rates[suspect] / 1e6:.3g}"
-        f" MB/s{_then(seen, then / 1e6, 'MB/s')}"
+        f"{seen.named(suspect)} has {percent(rates[suspect] / whole)} of the traffic of VMs,"
+        f" {digits(rates[suspect] / 1e6)} MB/s{_then(seen, then / 1e6, 'MB/s')}"
     )
     return _verdict(VerdictKind.NETWORK, seen, evidence, measures, suspect)
 
@@ -317,7 +318,7 @@ def _then(seen: _Seen, value: float, unit: str) -> str:
     """What it was before; what was little then is not recorded."""
     if seen.then is None:
         return ""
-    return f" (before: {f'{value:.3g} {unit}' if value else 'little'})"
+    return f" (before: {f'{digits(value)} {unit}' if value else 'little'})"
 
 
 def _measure(seen: _Seen, subject: str, metric: str, during: float | None, before: float | None) -> Measure:

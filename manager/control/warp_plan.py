@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from manager.model.decision import Owned, Snapshot, VmView, WarpGoal
 from manager.model.knob_spec import KnobValue
+from manager.model.numbers import digits
 from manager.model.registration import Application, Assignment, HostSpec, Mode, VmClass, VmSpec
 from manager.model.warp import (
     AUTO,
@@ -162,7 +163,7 @@ def value_of(mechanism: Mechanism, warp_us: int) -> int:
 def in_words(mechanism: Mechanism, value: int) -> str:
     """How a mechanism does it, such as ``EEVDF slice 0.1 ms``."""
     if mechanism is Mechanism.SLICE:
-        return f"EEVDF slice {value / 10**6:.3g} ms"
+        return f"EEVDF slice {digits(value / 10**6)} ms"
     if mechanism is Mechanism.GROUP_IDENTITY:
         return f"group identity {value}"
     return {Mechanism.SCHED_EXT: "sched_ext", Mechanism.BVT: "the BVT patch"}.get(mechanism, str(mechanism))

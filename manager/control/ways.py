@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from manager.model.fields import CLOSED
+from manager.model.numbers import digits
 
 SETTLE_S = 10.0
 """After a change, response times do not count for so long, as the cache fills."""
@@ -126,7 +127,7 @@ def _changed(memory: WaysMemory, ways: int, seen: WaysSeen, before: tuple[int, f
 def _judge(memory: WaysMemory, before: tuple[int, float], now_ms: float, seen: WaysSeen) -> tuple[WaysMemory, str]:
     """The trial has been measured: keep the ways, or go back."""
     ways, was_ms = before
-    medians = f"{was_ms:.3g} ms with {ways} ways, {now_ms:.3g} ms with {memory.ways}"
+    medians = f"{digits(was_ms)} ms with {ways} ways, {digits(now_ms)} ms with {memory.ways}"
     kept = replace(memory, before=None)
     if memory.ways > ways:
         helped = now_ms <= was_ms * (1 - MIN_GAIN)
@@ -160,15 +161,15 @@ def _try(memory: WaysMemory, now_ms: float, seen: WaysSeen) -> tuple[WaysMemory,
         if ways > memory.ways and seen.now_s >= memory.grow.until_s:
             if memory.shrunk:  # what that left was not enough after all: the next one waits for longer
                 memory = replace(memory, shrink=memory.shrink.after_failure(seen.now_s))
-            return _changed(memory, ways, seen, before), f"{now_ms:.3g} ms, target {seen.sla_ms:.3g} ms"
+            return _changed(memory, ways, seen, before), f"{digits(now_ms)} ms, target {digits(seen.sla_ms)} ms"
         due_s = max(memory.changed_s + RETRY_S, memory.shrink.until_s)
         tried = memory.grow.next_s > 0
         fewer = max((memory.ways // 2 if tried else memory.ways) if memory.base is None else memory.base, seen.least)
         if fewer < memory.ways and seen.now_s >= due_s:
-            return _changed(memory, fewer, seen, before), f"whether ways help: still {now_ms:.3g} ms"
+            return _changed(memory, fewer, seen, before), f"whether ways help: still {digits(now_ms)} ms"
         return memory, ""
     may_shrink = memory.calm_s is not None and seen.now_s >= max(memory.calm_s + CALM_S, memory.shrink.until_s)
     if may_shrink and memory.ways > seen.least:
-        why = f"below {SLACK:.3g} of the target, {seen.sla_ms:.3g} ms, for {CALM_S:.3g} s"
+        why = f"below {digits(SLACK)} of the target, {digits(seen.sla_ms)} ms, for {digits(CALM_S)} s"
         return _changed(memory, memory.ways - 1, seen, before), why
     return memory, ""

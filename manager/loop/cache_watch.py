@@ -30,6 +30,7 @@ from manager.loop.cache_reading import CacheReading, CacheSeen
 from manager.loop.journal import Journal
 from manager.model.cache import PREFIX, Group
 from manager.model.host import VmInstance
+from manager.model.numbers import digits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Mode
 
@@ -215,8 +216,8 @@ def _unable(reading: CacheReading) -> tuple[str, ...]:
 def _saturated(domain: int, rate: float, maximum: float, vms: Mapping[str, tuple[Traffic, ...]]) -> str:
     rates = {vm: part.total for vm, parts in vms.items() for part in parts if part.domain == domain and part.total}
     most = sorted(rates, key=lambda vm: (-rates[vm], vm))[:MOST_NAMED]
-    who = ", ".join(f"{vm} {rates[vm] / 1e9:.3g}" for vm in most)
+    who = ", ".join(f"{vm} {digits(rates[vm] / 1e9)}" for vm in most)
     return (
-        f"the memory of domain {domain} is all but used up: {rate / 1e9:.3g} GB/s for {LASTING} intervals, at most"
-        f" {maximum / 1e9:.3g} were measured" + (f"; most is taken by {who}" if who else "")
+        f"the memory of domain {domain} is all but used up: {digits(rate / 1e9)} GB/s for {LASTING} intervals, at most"
+        f" {digits(maximum / 1e9)} were measured" + (f"; most is taken by {who}" if who else "")
     )

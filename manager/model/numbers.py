@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 NOTHING = "–"
 """What stands for a number that is not known."""
 
@@ -15,9 +17,11 @@ def milliseconds(value: float | None) -> str:
     return f"{digits(value)} ms"
 
 
-def digits(value: float) -> str:
-    """With three significant digits or so, and separated thousands."""
-    return fixed(value, 0 if value >= 100 else 1 if value >= 10 else 2)
+def digits(value: float, count: int = 3) -> str:
+    """With so many significant digits, all before the point, and no power of ten: ``0.0123``, ``12.3``, ``1,234``."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    return fixed(value, min(max(count - 1 - math.floor(math.log10(abs(value))), 0), 6))
 
 
 def fixed(value: float, digits: int) -> str:

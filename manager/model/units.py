@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from manager.model.numbers import digits
+
 
 def percent(share: float, decimals: int = 0) -> str:
     """A share, 1 being all, such as ``7 %``."""
@@ -10,7 +12,7 @@ def percent(share: float, decimals: int = 0) -> str:
 
 def per_second(rate_rps: float) -> str:
     """A rate of requests, such as ``1,536 req/s`` or ``0.25 req/s``."""
-    return f"{rate_rps:,.0f} req/s" if rate_rps >= 1000 else f"{rate_rps:.4g} req/s"
+    return f"{digits(rate_rps, 4)} req/s"
 
 
 MEBIBYTE = 1 << 20

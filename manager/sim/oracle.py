@@ -23,6 +23,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from manager.model.decision import Decision, Memory, Snapshot, VmView, WeightGoal
+from manager.model.numbers import digits
 from manager.sim.results import RunResult
 from manager.sim.scenario import Constant, Scenario, Segment
 from manager.sim.simulation import EPOCH_S, Simulation
@@ -105,7 +106,9 @@ class OracleSchedule:
         if not vm.critical:
             return WeightGoal(vm.name, batch, "oracle: batch VM")
         part = parts.get(vm.application or "", 1.0)
-        return WeightGoal(vm.name, max(round(critical * part), batch), f"oracle: {part:.3g} of a critical VM's weight")
+        return WeightGoal(
+            vm.name, max(round(critical * part), batch), f"oracle: {digits(part)} of a critical VM's weight"
+        )
 
 
 def phases(scenario: Scenario) -> tuple[LoadPhase, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from manager.model.numbers import digits
 from manager.sim.compare import Summary, Worse
 from manager.sim.matrix import BarVerdict, Comparison, Pareto, PolicyTotals
 from manager.sim.results import RunResult
@@ -201,4 +202,4 @@ def _curve(values: Sequence[float]) -> tuple[str, str, str]:
     means = [sum(part) / len(part) for part in (values[at : at + width] for at in range(0, len(values), width))]
     top = max(means) or 1.0
     picture = "".join(_BARS[min(len(_BARS) - 1, round(mean / top * (len(_BARS) - 1)))] for mean in means)
-    return picture, f"{min(values):.4g}", f"{max(values):.4g}"
+    return picture, digits(min(values)), digits(max(values))

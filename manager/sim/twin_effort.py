@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from manager.errors import TwinRefused
+from manager.model.numbers import digits
 from manager.sim.scenario import BatchSpec
 from manager.sim.twin_observation import HostObservation, least_s, part
 from manager.sim.twin_scenario import ALWAYS
@@ -54,7 +55,7 @@ def thinned_to(observed: HostObservation, most: float) -> tuple[HostObservation,
     if came > _EVEN * most * largest:
         raise TwinRefused(
             f"more requests came than can be simulated here, {came:.0f} in {latest.end_s - latest.start_s:.0f} s, and"
-            f" no fewer than one of {largest:.3g} tells as much: use `equipoise record` and `equipoise replay`"
+            f" no fewer than one of {digits(largest)} tells as much: use `equipoise record` and `equipoise replay`"
         )
     return latest, max(came / most, 1.0)
 

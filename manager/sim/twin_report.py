@@ -7,6 +7,7 @@ from typing import Any
 
 from manager.model.fields import timestamp
 from manager.model.interference import ANY_LOSS, LOSS_BOUNDS, BatchClass
+from manager.model.numbers import digits
 from manager.model.units import per_second, percent
 from manager.sim.scenario import Shape
 from manager.sim.twin import MEDIAN_BOUND, P90_BOUND, AppTwin, Twin
@@ -63,9 +64,9 @@ def twin_tables(twin: Twin) -> list[Table]:
         error = app.error
         fitted.add_row(
             app.name,
-            " + ".join(f"{mean_ms:.3g}" for mean_ms in app.service_ms) + " ms" if app.service_ms else "-",
+            " + ".join(f"{digits(mean_ms)}" for mean_ms in app.service_ms) + " ms" if app.service_ms else "-",
             ("exponential" if values.shape is Shape.EXPONENTIAL else f"cv {values.cv:.2f}") if app.service_ms else "-",
-            f"{values.outside_ms:.3g} ms" if app.service_ms else "-",
+            f"{digits(values.outside_ms)} ms" if app.service_ms else "-",
             f"{error.blocks} windows" if error else "-",
             f"{error.median:.0%}" if error else "-",
             f"{error.p90:.0%}" if error else "-",

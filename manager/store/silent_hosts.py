@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from manager.model.numbers import digits
 from manager.model.records import Severity
 from manager.store.database import Database
 from manager.store.event_records import store_events
@@ -113,7 +114,9 @@ def note_clock(host: HostRow, ahead_s: float | None, bound_s: float, now: dateti
     if off == host.clock_off:
         return []
     host.clock_off = off
-    words = f"the clock of {host.name} is {abs(ahead_s):.3g} s {'ahead of' if ahead_s > 0 else 'behind'} the manager's"
+    words = (
+        f"the clock of {host.name} is {digits(abs(ahead_s))} s {'ahead of' if ahead_s > 0 else 'behind'} the manager's"
+    )
     if off:
         text = f"{words}, more than {bound_s:g} s: its response times go into the wrong windows; check NTP on both"
         return [host_event(host.name, now, Severity.WARNING, CLOCK_OFF, text)]

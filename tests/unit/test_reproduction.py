@@ -375,7 +375,7 @@ def test_numbers_of_the_report() -> None:
         "–",
         "0",
         "1.23",
-        "1e+03",
+        "1,000",
         "35,000",
     ]
 

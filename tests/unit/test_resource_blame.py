@@ -202,7 +202,7 @@ def test_the_evidence_of_a_disk_has_numbers() -> None:
 def test_the_evidence_of_the_network_has_numbers() -> None:
     found = blame(case(use(traffic("web", 1, dropped=50), traffic("hog", 119), uplinks=(uplink(120),))))
     assert found.evidence[:-1] == (
-        "web on kvm1 loses 50 of 1e+03 packets/s (before: little)",
+        "web on kvm1 loses 50 of 1,000 packets/s (before: little)",
         "uplink eth0 of kvm1 is used to 96 % of its speed",
         "batch VM hog has 99 % of the traffic of VMs, 119 MB/s (before: little)",
     )

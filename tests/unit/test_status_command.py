@@ -285,11 +285,6 @@ def test_what_was_refused_of_reports_is_shown_once_a_host(monkeypatch: pytest.Mo
     assert lines == ["kvm1: this host was kvm0", "kvm1: the newest", "kvm2: of another"]
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.1234, "0.123"), (12.34, "12.3"), (999.6, "1,000"), (7512.0, "7,512")])
-def test_numbers_are_no_powers_of_ten(value: float, shown: str) -> None:
-    assert status_commands._rounded(value) == shown
-
-
 def test_batch_vms_have_a_table_of_their_own() -> None:
     fares = {"got_pcpus": 0.5, "would_pcpus": 1.0, "alone_by": "learnt", "slowdown": 2.0, "too_slow": False}
     job = {"deadline": "2026-03-01T13:00:00Z", "cpu_seconds": 900.0, "max_slowdown": 3.0}

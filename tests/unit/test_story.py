@@ -53,7 +53,7 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> StoryChange:
             "web",
             [change()],
             times(percentile_ms=None, later_ms=0.8234, sla=Sla(2, 99)),
-            "shop: p99 unknown, SLA 2 ms, CPU weight of web from 9,100 to 24,300; 10 s later 0.82 ms",
+            "shop: p99 unknown, SLA 2 ms, CPU weight of web from 9,100 to 24,300; 10 s later 0.823 ms",
         ),
         ("web", [change()], times(None, None, None), "shop: CPU weight of web from 9,100 to 24,300"),
         ("hog", [change(Knob.IDLE, "0", "1")], None, "hog: idle class of hog from off to on"),

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from deploy.lab.demo.demo_report import print_verdicts
 from deploy.lab.demo.resources_scene import ALONE, CPU_ONLY, PROTECTED, UNPROTECTED
+from manager.model.numbers import digits
 
 MOST_OF_ALONE = 1.5
 """p95 of the service beside the antagonist, by that without it, where a resource has a knob of its own."""
@@ -55,7 +56,7 @@ def print_resources_report(console: Console, result: Mapping[str, Any], units: M
                 *(_time(phase[key]) for key in ("p50_ms", "p95_ms", "p99_ms")),
                 f"{ratio(phase, resource['phases'][0]):.2f} x",
                 f"{phase['answers']:,}",
-                f"{phase['antagonist_per_s']:,.4g} {units[name]}",
+                f"{digits(phase['antagonist_per_s'], 4)} {units[name]}",
                 end_section=number == len(resource["phases"]) - 1,
             )
     console.print(table)
