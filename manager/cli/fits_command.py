@@ -13,7 +13,7 @@ from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json
 from manager.errors import ManagerRefused
 from manager.model.numbers import digits
 from manager.model.registration import VmClass
-from manager.model.units import per_second
+from manager.model.units import per_second, percent
 from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import Table, output, progress
@@ -227,8 +227,8 @@ def _table(answer: dict[str, Any]) -> Table:
             f"p{app['percentile']:g} <= {app['target_ms']:g} ms",
             _span(app["without"]),
             _span(app["with"]),
-            f"{app['violated_without']:.1%}" if app["without"] else "-",
-            f"{app['violated_with']:.1%}",
+            percent(app["violated_without"], 1) if app["without"] else "-",
+            percent(app["violated_with"], 1),
         )
     return table
 

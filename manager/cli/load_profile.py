@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from manager.control.load_curve import MUCH_BATCH, LoadCurve
 from manager.control.load_search import LoadVerdict
 from manager.errors import SettingsError
 from manager.model.fields import timestamp
-from manager.model.numbers import digits
+from manager.model.numbers import digits, duration
 from manager.model.units import per_second, percent
 from manager.terminal import Table, say
 
@@ -88,7 +87,7 @@ def remarks(profile: LoadProfile) -> Iterator[str]:
         yield from _driven_remarks(profile.drive)
     curve = profile.curves["all"]
     steps = sum(band.steps for band in curve.bands)
-    yield f"Steps of {timedelta(seconds=profile.step_s)}, {steps} with response times."
+    yield f"Steps of {duration(profile.step_s)}, {steps} with response times."
     if curve.knee_rps is not None:
         yield f"Beyond {digits(curve.knee_rps)} req/s response times rise faster (knee)."
     if curve.why:
@@ -112,7 +111,7 @@ def _driven_remarks(record: DriveRecord) -> Iterator[str]:
 
 
 def _limits(profile: LoadProfile) -> Iterator[str]:
-    curve, sla = profile.curves["all"], f"p{profile.percentile:g} <= {profile.sla_ms} ms"
+    curve = profile.curves["all"]
     if profile.sla_ms is None:
         yield "It has no SLA to compare with."
     elif curve.bands:
@@ -122,7 +121,7 @@ def _limits(profile: LoadProfile) -> Iterator[str]:
             if curve.violated_rps
             else "violated at no load for certain"
         )
-        yield f"The SLA, {sla}, {met}, and {violated}."
+        yield f"The SLA, p{profile.percentile:g} <= {profile.sla_ms:g} ms, {met}, and {violated}."
 
 
 def _cost_of_batch(without: LoadCurve, beside: LoadCurve) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from manager.load.result import IntervalResult, LoadResult, percentiles_us
+from manager.model.units import percent
 from manager.terminal import Table
 
 _BAR = 24
@@ -33,7 +34,7 @@ def result_lines(result: LoadResult) -> Iterator[str]:
     offered = "" if result.spec.offered_rps is None else f", {result.spec.offered_rps:,.1f} req/s offered"
     yield f"rate      {result.rate_rps:,.1f} req/s answered{offered}"
     yield f"requests  {result.sent:,} sent, {result.answered:,} answered, {_counts(result.errors)} errors"
-    yield f"client    {result.cpu_share:.0%} of a core; events: {_counts(result.events)}"
+    yield f"client    {percent(result.cpu_share)} of a core; events: {_counts(result.events)}"
     if result.client_limits and not result.shortfall:
         limits = "; ".join(result.client_limits)
         yield f"Warning: the numbers are about this load generator, not the server: {limits}."

@@ -18,6 +18,7 @@ from manager.host.taps import TapProgram
 from manager.host.vm_interfaces import interfaces
 from manager.model.numbers import digits
 from manager.model.traffic import ServiceTraffic, TapProtocol, VmInterface
+from manager.model.units import percent
 from manager.settings import Settings
 from manager.terminal import Table, output, progress
 
@@ -146,7 +147,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table | str:
     for row in rows:
         protocol = str(row["protocol"])
         if row["protocol"] is not TapProtocol.OTHER and row["protocol_share"] < 1:
-            protocol += f" ({row['protocol_share']:.0%})"
+            protocol += f" ({percent(row['protocol_share'])})"
         times = ("–" if row[name] is None else f"{digits(row[name])}" for name in _TIMES)
         counts = (str(row[name]) for name in ("errors", "untimed", "unanswered", "waiting"))
         table.add_row(

@@ -33,6 +33,7 @@ from manager.host.libvirt_calls import (
     set_up,
     version_text,
 )
+from manager.host.libvirt_errors import print_no_errors
 from manager.host.registry import HostPaths
 from manager.model.host import Discovery, VmInstance
 
@@ -77,7 +78,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         libvirt.virEventRegisterDefaultImpl()
-        libvirt.registerErrorHandler(lambda _context, _error: None, None)  # errors arrive as exceptions; print none
+        print_no_errors()
         self._thread = threading.Thread(target=self._run, name="libvirt-events", daemon=True)
         self._stopping = False
 

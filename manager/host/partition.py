@@ -15,6 +15,7 @@ import libvirt
 
 from manager.errors import HostError
 from manager.host.batch_group import PARTITION
+from manager.host.libvirt_errors import print_no_errors
 
 _DEFAULTS = ("", "/machine")
 _WHOLE = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
@@ -77,6 +78,7 @@ class Definitions:
 
     def __init__(self, uri: str) -> None:
         """Connect."""
+        print_no_errors()
         try:
             self._connection = libvirt.open(uri)
         except libvirt.libvirtError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import libvirt
 
 from manager.errors import HostError
+from manager.host.libvirt_errors import print_no_errors
 from manager.model.traffic import VmInterface
 
 _BYPASSES = {
@@ -24,6 +25,7 @@ _BYPASSES = {
 def interfaces(uri: str) -> list[VmInterface]:
     """The network interfaces of all running domains, by name. Raises HostError."""
     found: list[VmInterface] = []
+    print_no_errors()
     try:
         with contextlib.closing(libvirt.open(uri)) as connection:
             domains = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from manager.load.spec import LoadSpec
 from manager.model.histogram import GAMMA, RELATIVE_ERROR, Histogram
+from manager.model.units import percent
 
 PERCENTILES = (50, 95, 99)
 MAX_CPU_SHARE = 0.8
@@ -96,7 +97,7 @@ class LoadResult:
             if late_us > allowed_us:
                 limits.append(f"its lateness p99 is {late_us:,.0f} us, above {allowed_us:,.0f} us")
         if self.busy:
-            limits.append(f"it used {self.cpu_share:.0%} of a core, above {MAX_CPU_SHARE:.0%}")
+            limits.append(f"it used {percent(self.cpu_share)} of a core, above {percent(MAX_CPU_SHARE)}")
         return tuple(limits)
 
     @property

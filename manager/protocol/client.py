@@ -192,8 +192,9 @@ def _problem(answer: Answer) -> tuple[str, list[tuple[str, str]]]:
     try:
         problem = answer.json()
         fields = [(str(field["field"]), str(field["message"])) for field in problem.get("errors", [])]
-        words = "; ".join(f"{field}: {message}" for field, message in fields)
-        return f"{answer.status} {problem['detail']}" + (f" ({words})" if words else ""), fields
+        detail = str(problem["detail"])
+        words = "; ".join(text for field, message in fields if (text := f"{field}: {message}") not in detail)
+        return f"{answer.status} {detail}" + (f" ({words})" if words else ""), fields
     except (ValueError, KeyError, TypeError, AttributeError):
         phrases = {status.value: status.phrase for status in HTTPStatus}
         return f"{answer.status} {phrases.get(answer.status, '')}".rstrip(), []

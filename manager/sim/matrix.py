@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import TextIO
 
 from manager.errors import SettingsError
+from manager.model.units import percent
 from manager.sim.compare import PUBLISHED, installed, run_once
 from manager.sim.oracle import ORACLE
 from manager.sim.results import RunResult
@@ -328,18 +329,21 @@ def _harm_verdict(table: Table) -> BarVerdict:
         f"auto violates in no scenario more than priority + {WORSE_BY * 100:g} points",
         not found,
         f"it does in {len(found)} of {len(table)} scenarios",
-        tuple(f"{harm.scenario}: {harm.violated_share:.2%}, priority {harm.priority_share:.2%}" for harm in found),
+        tuple(
+            f"{harm.scenario}: {percent(harm.violated_share, 2)}, priority {percent(harm.priority_share, 2)}"
+            for harm in found
+        ),
     )
 
 
 def _closed_verdict(table: Table) -> BarVerdict:
     share = closed_share(table)
-    shares = ", ".join(f"{policy} {_violated(table, policy):.2%}" for policy in (PRIORITY, AUTO, ORACLE))
+    shares = ", ".join(f"{policy} {percent(_violated(table, policy), 2)}" for policy in (PRIORITY, AUTO, ORACLE))
     return BarVerdict(
-        f"auto closes {CLOSED_BAR:.0%} of the distance between priority and oracle",
+        f"auto closes {percent(CLOSED_BAR)} of the distance between priority and oracle",
         _violated(table, AUTO) - _violated(table, ORACLE)
         <= (1 - CLOSED_BAR) * (_violated(table, PRIORITY) - _violated(table, ORACLE)) + 1e-9,
-        f"{'there is none' if share is None else f'it closes {share:.0%}'}: violated {shares}",
+        f"{'there is none' if share is None else f'it closes {percent(share)}'}: violated {shares}",
     )
 
 
@@ -347,7 +351,8 @@ def _ahead_verdict(table: Table, other: str) -> BarVerdict:
     found = {scenario: standing(row[AUTO], row[other]) for scenario, row in table.items()}
     counts = {kind: list(found.values()).count(kind) for kind in Comparison}
     return BarVerdict(
-        f"auto is ahead of {other} or equal in violations and batch progress together in {AHEAD_BAR:.0%} of scenarios",
+        f"auto is ahead of {other} or equal in violations and batch progress together in {percent(AHEAD_BAR)} of"
+        " scenarios",
         counts[Comparison.AHEAD] >= AHEAD_BAR * len(table),
         f"of {len(table)}: " + "; ".join(f"{count} {kind}" for kind, count in counts.items()),
         tuple(
@@ -359,13 +364,13 @@ def _ahead_verdict(table: Table, other: str) -> BarVerdict:
 
 
 def _both(run: MatrixRun) -> str:
-    batch = "-" if run.batch_progress is None else f"{run.batch_progress:.1%}"
-    return f"violated {run.violated_share:.2%}, batch {batch}"
+    batch = "-" if run.batch_progress is None else percent(run.batch_progress, 1)
+    return f"violated {percent(run.violated_share, 2)}, batch {batch}"
 
 
 def _batch_verdict(table: Table) -> list[BarVerdict]:
     ratio = batch_ratio(table, AUTO)
     if ratio is None:
         return []
-    bar = f"batch keeps {BATCH_BAR:.0%} of its progress under priority"
-    return [BarVerdict(bar, ratio >= BATCH_BAR, f"under auto it keeps {ratio:.1%}")]
+    bar = f"batch keeps {percent(BATCH_BAR)} of its progress under priority"
+    return [BarVerdict(bar, ratio >= BATCH_BAR, f"under auto it keeps {percent(ratio, 1)}")]

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from manager.model.numbers import digits
+from manager.model.units import percent
 from manager.sim.compare import Summary, Worse
 from manager.sim.matrix import BarVerdict, Comparison, Pareto, PolicyTotals
 from manager.sim.results import RunResult
@@ -45,7 +46,7 @@ def run_tables(result: RunResult) -> list[Table]:
         apps.add_row(
             app.name,
             f"p{app.percentile:g} <= {app.sla_ms:g} ms",
-            f"{app.violated_share:.1%}",
+            percent(app.violated_share, 1),
             f"{app.mean_excess:+.0%}" if app.violated_share else "-",
             f"{app.worst_excess:+.0%}" if app.violated_share else "-",
             str(app.answered),
@@ -64,17 +65,17 @@ def run_tables(result: RunResult) -> list[Table]:
         curves.add_row(f"{name} ways", *_curve(group.ways))
         if len(set(group.bandwidth)) > 1:
             curves.add_row(f"{name} bandwidth", *_curve(group.bandwidth))
-    progress = "-" if result.batch_progress is None else f"{result.batch_progress:.0%}"
+    progress = "-" if result.batch_progress is None else percent(result.batch_progress)
     busy = sum(result.host_cpu_share) / max(len(result.host_cpu_share), 1)
-    caption = (f"batch together {progress} of alone; host {busy:.0%} busy", *result.notes)
+    caption = (f"batch together {progress} of alone; host {percent(busy)} busy", *result.notes)
     columns = ("VM", "host CPU", "of alone", "slower by", "weight", "changes/h")
     vms = Table(*columns, title="Simulated: VMs", caption=caption)
     for vm in result.vms:
         vms.add_row(
             vm.name,
-            f"{vm.cpu_share:.1%}",
-            "-" if vm.progress is None else f"{vm.progress:.0%}",
-            f"{vm.slower - 1:.0%}" if result.groups else "-",
+            percent(vm.cpu_share, 1),
+            "-" if vm.progress is None else percent(vm.progress),
+            percent(vm.slower - 1) if result.groups else "-",
             f"{min(vm.weights)} .. {max(vm.weights)}" if vm.weights else "-",
             f"{vm.weight_changes_per_hour:.0f}",
         )
@@ -105,13 +106,13 @@ def comparison_table(summaries: Sequence[Summary], title: str) -> Table:
             summary.scenario if summary.scenario != before else "",
             summary.policy,
             str(summary.runs),
-            f"{summary.violated_share:.2%}",
+            percent(summary.violated_share, 2),
             f"{summary.violated_s:.0f}",
             f"{summary.mean_excess:+.0%}",
             f"{summary.worst_excess:+.0%}",
-            "-" if summary.batch_progress is None else f"{summary.batch_progress:.0%}",
+            "-" if summary.batch_progress is None else percent(summary.batch_progress),
             f"{summary.weight_changes_per_hour:.0f}",
-            f"{summary.host_cpu_share:.0%}",
+            percent(summary.host_cpu_share),
         )
         before = summary.scenario
     return table
@@ -127,7 +128,7 @@ def worse_table(rows: Sequence[Worse], policy: str, scenarios: int) -> Table:
         title=f"Simulated: {policy} is worse than another policy in {len(rows)} of {scenarios} scenarios",
     )
     for row in rows:
-        table.add_row(row.scenario, f"{row.violated_share:.2%}", row.than, f"{row.than_share:.2%}")
+        table.add_row(row.scenario, percent(row.violated_share, 2), row.than, percent(row.than_share, 2))
     return table
 
 
@@ -145,8 +146,8 @@ def matrix_table(sums: Sequence[PolicyTotals], scenarios: int) -> Table:
     for total in sums:
         table.add_row(
             total.policy,
-            f"{total.violated_share:.2%}",
-            "-" if total.batch is None else f"{total.batch:.1%}",
+            percent(total.violated_share, 2),
+            "-" if total.batch is None else percent(total.batch, 1),
             f"{total.changes_per_hour:.0f}",
             "-" if total.regret is None else f"{total.regret * 100:+.2f}",
         )

@@ -10,6 +10,7 @@ from typing import Protocol
 from manager.errors import TwinRefused
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
+from manager.model.units import percent
 from manager.replay.recording import Recording
 from manager.sim.compare import installed
 from manager.sim.parallel import on_all_cores
@@ -207,7 +208,7 @@ def _checked(
 def _too_large(error: ErrorOfP) -> str:
     for value, bound, what in ((error.median, MEDIAN_BOUND, "median"), (error.p90, P90_BOUND, "90th percentile")):
         if value > bound:
-            return f"the error in the part held back is too large: {what} {value:.0%}, at most {bound:.0%}"
+            return f"the error in the part held back is too large: {what} {percent(value)}, at most {percent(bound)}"
     return ""
 
 

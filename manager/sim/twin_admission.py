@@ -9,6 +9,7 @@ from statistics import fmean
 from manager.errors import SettingsError
 from manager.model.histogram import Histogram
 from manager.model.registration import VmClass
+from manager.model.units import percent
 from manager.model.verdict import FitVerdict
 from manager.sim.parallel import on_all_cores
 from manager.sim.scenario import AppSpec, BatchPhase, BatchSpec, Constant, Scenario
@@ -190,7 +191,7 @@ def _findings(apps: Sequence[AppWithout], refused: Mapping[str, str]) -> Iterato
         elif then.low_ms > app.target_ms:
             yield FitVerdict.NO, f"{what} would be {then.text}, above {target}"
         elif app.violated > app.violated_without + WORSE_BY:
-            shares = f"{app.violated:.0%} of the intervals, {app.violated_without:.0%} without it"
+            shares = f"{percent(app.violated)} of the intervals, {percent(app.violated_without)} without it"
             yield FitVerdict.NO, f"the SLA of {app.name} would be violated in {shares}"
         elif then.high_ms > app.target_ms:
             yield FitVerdict.UNSURE, f"{what} would be {then.text}: {target} is within that interval"

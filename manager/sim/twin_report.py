@@ -68,8 +68,8 @@ def twin_tables(twin: Twin) -> list[Table]:
             ("exponential" if values.shape is Shape.EXPONENTIAL else f"cv {values.cv:.2f}") if app.service_ms else "-",
             f"{digits(values.outside_ms)} ms" if app.service_ms else "-",
             f"{error.blocks} windows" if error else "-",
-            f"{error.median:.0%}" if error else "-",
-            f"{error.p90:.0%}" if error else "-",
+            percent(error.median) if error else "-",
+            percent(error.p90) if error else "-",
             "no" if app.refused else "yes",
         )
     return [fitted]
@@ -77,7 +77,7 @@ def twin_tables(twin: Twin) -> list[Table]:
 
 def share_text(thinning: float) -> str:
     """Which part of the requests was simulated, to be added to a caption; nothing where it was all."""
-    return f"; {1 / thinning:.1%} of the requests were simulated" if thinning > 1 else ""
+    return f"; {percent(1 / thinning, 1)} of the requests were simulated" if thinning > 1 else ""
 
 
 def refusal_lines(refused: Mapping[str, str]) -> list[str]:
@@ -132,8 +132,8 @@ def closed_loop_table(found: ClosedLoop, policies: str) -> Table:
             f"p{app.percentile:g} <= {app.target_ms:g} ms",
             f"{ms_text(app.measured_ms)} ms",
             app.predicted.text,
-            f"{app.violated_measured:.1%}",
-            f"{app.violated:.1%}",
+            percent(app.violated_measured, 1),
+            percent(app.violated, 1),
         )
     return table
 
@@ -192,8 +192,8 @@ def admission_table(found: Admission, twin: Twin) -> Table:
             f"p{app.percentile:g} <= {app.target_ms:g} ms",
             app.without.text if app.without else "-",
             app.then.text if app.then else "-",
-            f"{app.violated_without:.1%}" if app.without else "-",
-            f"{app.violated:.1%}",
+            percent(app.violated_without, 1) if app.without else "-",
+            percent(app.violated, 1),
         )
     return table
 

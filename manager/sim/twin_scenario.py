@@ -9,6 +9,7 @@ from math import ceil
 
 from manager.errors import TwinRefused
 from manager.model.registration import Application, Mode, Sla
+from manager.model.units import percent
 from manager.sim.arrival_rates import arrival_steps
 from manager.sim.scenario import (
     AppSpec,
@@ -146,7 +147,7 @@ def _objections(observed: HostObservation, application: Application) -> Iterator
     covered_s = sum(window.end_s - window.start_s for window in windows)
     length_s = observed.end_s - observed.start_s
     if covered_s < LEAST_COVERAGE * length_s:
-        yield f"response times cover {covered_s / length_s:.0%} of the time: {LEAST_COVERAGE:.0%} are needed"
+        yield f"response times cover {percent(covered_s / length_s)} of the time: {percent(LEAST_COVERAGE)} are needed"
     if any(window.requests is None for window in windows):
         yield "its requests per second are not known"
     answers = sum(window.histogram.count for window in windows)

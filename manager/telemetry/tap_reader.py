@@ -18,6 +18,7 @@ from manager.host.taps import AnswerCounts, TapProgram
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.source import Tap
 from manager.model.traffic import Answered, HostServices, JudgedService, ServicePlace, ServiceTraffic
+from manager.model.units import percent
 from manager.telemetry.feed import Feed, until_next_s
 
 MOST_S = 1.0
@@ -271,7 +272,7 @@ def _notes(route: TapRoute, passed: Sequence[ServiceTraffic], late: Sequence[His
     requests = sum(sum(seen.requests.values()) for seen in passed)
     untimed = sum(seen.untimed for seen in passed)
     if requests and untimed / requests > _NOTABLE:
-        notes.append(f"{untimed / requests:.0%} of the requests cannot be timed: see docs/internals/taps.md")
+        notes.append(f"{percent(untimed / requests)} of the requests cannot be timed: see docs/internals/taps.md")
     if route.source.port is None and passed:
         notes.append(f"the port with the most requests is {passed[0].port}")
     return "; ".join(notes)

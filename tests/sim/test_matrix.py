@@ -111,13 +111,13 @@ def test_verdicts_with_their_numbers() -> None:
     assert [verdict.met for verdict in found] == [False, False, False, True]
     harm, closed, ahead, batch = found
     assert "1 of 2" in harm.numbers
-    assert harm.listed == ("busy: 12.00%, priority 10.00%",)
-    assert closed.numbers == "it closes 17%: violated priority 10.00%, auto 9.00%, oracle 4.00%"
+    assert harm.listed == ("busy: 12.00 %, priority 10.00 %",)
+    assert closed.numbers == "it closes 17 %: violated priority 10.00 %, auto 9.00 %, oracle 4.00 %"
     assert ahead.numbers == (
         "of 2: 1 ahead or equal; 1 fewer violations, less batch; 0 more batch, more violations; 0 behind"
     )
     assert ahead.listed[0].startswith("calm: fewer violations, less batch; auto violated")
-    assert batch.numbers == "under auto it keeps 97.5%"
+    assert batch.numbers == "under auto it keeps 97.5 %"
 
 
 def test_in_how_many_scenarios_auto_stands_how_against_each_other_policy() -> None:

@@ -216,7 +216,7 @@ def without_vm(made: Recording) -> Recording:
         (under_a_strange_policy, "policy strange, which was in force, is not installed here"),
         (without_sla, "shop: it has no SLA"),
         (without_rates, "shop: its requests per second are not known"),
-        (without_half_the_windows, "shop: response times cover 50% of the time: 90% are needed"),
+        (without_half_the_windows, "shop: response times cover 50 % of the time: 90 % are needed"),
         (without_vm, "shop: VM shop-web of tier web did not run on this host"),
     ],
 )

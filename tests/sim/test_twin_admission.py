@@ -130,7 +130,7 @@ def span(ms: float) -> PercentileSpan:
         (
             AppWithout("shop", 95, 100, span(50), span(60), 0.1, 0.3),
             FitVerdict.NO,
-            "30% of the intervals, 10% without it",
+            "30 % of the intervals, 10 % without it",
         ),
         (AppWithout("shop", 95, 100, span(120), span(121), 0, 0), FitVerdict.YES, "is met with it"),
         (

@@ -419,6 +419,7 @@ def test_a_late_sample_counts_by_its_time(run: Run) -> None:
 def test_samples_within_the_quiet_bounds_need_not_come_here(samples: list[float], repeats: int) -> None:
     """But one a second: what is held, learnt and left of the budget is the same."""
     known = GuardMemory(0.0, {"web": Custom(0.02, LEARNT_SAMPLES)}, budget_s=3.0)
+    needs_s = [min(HOLD_S * 2**begun, MOST_HOLD_S) + TRIAL_S for begun in range(MOST_EPISODES)]
     every, few, now_s, seen_s = known, known, 0.0, 0.0
     for wait in (wait for wait in samples for _ in range(repeats)):
         now_s += STEP
@@ -427,6 +428,8 @@ def test_samples_within_the_quiet_bounds_need_not_come_here(samples: list[float]
         bounds = quiet_bounds(few)
         if bounds is None or wait > bounds["web"] or now_s - few.learnt_s >= LEARN_EVERY_S:
             few, _ = guard(after_calm(few, seen_s) if bounds else few, sample)
+            if min(abs(every.budget_s - need_s) for need_s in needs_s) < 1e-9:
+                return  # the budget is what an episode needs, but for rounding, which decides
             assert replace(few, budget_s=0.0) == replace(every, budget_s=0.0)
             assert few.budget_s == pytest.approx(every.budget_s)
         seen_s = now_s

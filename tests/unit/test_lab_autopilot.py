@@ -151,7 +151,7 @@ def result_of(**changed: PlayedTurn) -> dict[str, Any]:
 def test_a_run_that_keeps_all_bars_says_so() -> None:
     result = result_of()
     assert [text for holds, text in autopilot_verdicts(result["phases"]) if not holds] == []
-    assert "web's p95 1.00 x, batch 100%" in noise_of(result["phases"])
+    assert "web's p95 1.00 x, batch 100 %" in noise_of(result["phases"])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_run_that_keeps_all_bars_says_so() -> None:
         (turn(20, (2, 3, 2), cure_s=5.5), "auto: from violation to met web takes 5.5 s at most (at most 5 s)"),
         (turn(20, (2, 9, 2)), None),  # 4 s of violation in the spike
         (turn(20, (2, 3, 3)), "auto: web ends with 1."),
-        (turn(20, (2, 3, 2), batch=0.7), "auto: batch ends with 87% of what the hand-made setting leaves it"),
+        (turn(20, (2, 3, 2), batch=0.7), "auto: batch ends with 87 % of what the hand-made setting leaves it"),
         (turn(5, (2, 3, 2)), "equal weights violate web's SLA before auto is set in 0 of 1 turns"),
     ],
 )

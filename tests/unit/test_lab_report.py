@@ -69,13 +69,13 @@ def test_all_holds_when_it_does() -> None:
 @pytest.mark.parametrize(
     ("replaced", "says"),
     [
-        (phase("equal", 8000, 9000, host_share=0.9), ["equal: the managed CPUs are full (90.0%"]),
+        (phase("equal", 8000, 9000, host_share=0.9), ["equal: the managed CPUs are full (90.0 %"]),
         (
             phase("protected", 700, 700),
             ["memcached's p95 protected is 1.40 x pinned and alone (at most 1.3 x); with weights and pins only 1.40 x"],
         ),
         (phase("protected", 600, 1500), ["nginx's p95 protected is 2.14 x", "nginx's p99 protected is 2.14 x"]),
-        ({**phase("protected", 600, 700), "batch_share_of_alone": 0.4}, ["batch gets 80% of what weights"]),
+        ({**phase("protected", 600, 700), "batch_share_of_alone": 0.4}, ["batch gets 80 % of what weights"]),
     ],
 )
 def test_what_falls_short_is_said(replaced: dict[str, Any], says: list[str]) -> None:

@@ -100,7 +100,7 @@ def test_all_holds_when_it_does() -> None:
         (1, run("fair", (50, 40), (50, 90)), "fair: their p95 are alike (2.25 x, at most 1.5 x)"),
         (2, run("isolation", (50, 40), (50, 85)), "isolation: wiki-2 pays, its p95 is 2.1 x wiki-1's; with fair 1.1 x"),
         (2, run("isolation", (50, 70), (50, 300)), "isolation: wiki-1's p95 in the spike is 1.40 x before"),
-        (2, run("isolation", (50, 40), (50, 300), 0.8), "isolation: the managed CPU is full (80.0%)"),
+        (2, run("isolation", (50, 40), (50, 300), 0.8), "isolation: the managed CPU is full (80.0 %)"),
     ],
 )
 def test_what_falls_short_is_said(number: int, replaced: dict[str, Any], says: str) -> None:

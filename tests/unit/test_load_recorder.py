@@ -156,7 +156,7 @@ def test_client_limit_is_printed_as_a_warning() -> None:
             9,
             0,
             1.0,
-            "of 4 req/s only 1 req/s could be sent, as this load generator is too slow (it used 100% of a core",
+            "of 4 req/s only 1 req/s could be sent, as this load generator is too slow (it used 100 % of a core",
         ),
         (3, 6, 0.1, "of 4 req/s only 2 req/s could be sent, as the server did not answer soon enough"),
     ],

@@ -96,7 +96,7 @@ def test_as_a_table_with_what_was_left_out(program: FakeProgram) -> None:
     program.sampled_share = 0.25
     shown = show()
     assert "one of 4 connections is looked at" in shown
-    assert "http (75%)" in shown
+    assert "http (75 %)" in shown
     assert "web: hostdev is a device of the VM's own (SR-IOV)" in shown
     assert "5 packets were of other services" in shown
     assert "6 response times were not counted" in shown

@@ -134,7 +134,7 @@ def test_errors_and_what_cannot_be_timed_are_told(sources: Sources, program: Fak
     until(lambda: counted(sources) == 1, "an answer")
     [status] = sources.statuses()
     assert status.errors == 3
-    assert "75% of the requests cannot be timed" in status.detail
+    assert "75 % of the requests cannot be timed" in status.detail
     assert requested(sources) == 4
 
 

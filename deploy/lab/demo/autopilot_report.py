@@ -12,6 +12,7 @@ from rich.table import Table
 from deploy.lab.demo.autopilot_scene import AUTO, BY_HAND, STATIC
 from deploy.lab.demo.autopilot_turns import ENDS
 from deploy.lab.demo.demo_report import FULL_SHARE, print_verdicts
+from manager.model.units import percent
 
 MOST_S = 5.0
 """From violation to met."""
@@ -24,7 +25,7 @@ def autopilot_verdicts(phases: list[Mapping[str, Any]]) -> list[tuple[bool, str]
     found = []
     for name, phase in by_name.items():
         share = phase["host_cpu_share"]
-        found.append((share >= FULL_SHARE, f"{name}: the managed CPUs are full ({share:.1%})"))
+        found.append((share >= FULL_SHARE, f"{name}: the managed CPUs are full ({percent(share, 1)})"))
     auto, hand = by_name[AUTO], by_name[BY_HAND.name]
     for name, seen in auto["services"].items():
         before = [time_ms is None or time_ms > seen["sla_ms"] for time_ms in seen["before_p95_ms"]]
@@ -37,8 +38,8 @@ def autopilot_verdicts(phases: list[Mapping[str, Any]]) -> list[tuple[bool, str]
         text = f"{AUTO}: {name} ends with {ratio:.2f} x the p95 of the hand-made setting (at most {MOST_OF_HAND:g} x)"
         found.append((ratio <= MOST_OF_HAND, text))
     kept = batch_ratio(auto, hand)
-    text = f"{AUTO}: batch ends with {kept:.0%} of what the hand-made setting leaves it"
-    return [*found, (kept >= LEAST_BATCH_OF_HAND, f"{text} (at least {LEAST_BATCH_OF_HAND:.0%})")]
+    text = f"{AUTO}: batch ends with {percent(kept)} of what the hand-made setting leaves it"
+    return [*found, (kept >= LEAST_BATCH_OF_HAND, f"{text} (at least {percent(LEAST_BATCH_OF_HAND)})")]
 
 
 def noise_of(phases: list[Mapping[str, Any]]) -> str:
@@ -46,9 +47,8 @@ def noise_of(phases: list[Mapping[str, Any]]) -> str:
     by_name = {phase["name"]: phase for phase in phases}
     static, hand = by_name[STATIC], by_name[BY_HAND.name]
     services = ", ".join(f"{name}'s p95 {end_ratio(static, hand, name):.2f} x" for name in static["services"])
-    return (
-        f"{STATIC} is the hand-made setting once more, and ends with {services}, batch {batch_ratio(static, hand):.0%}"
-    )
+    batch = percent(batch_ratio(static, hand))
+    return f"{STATIC} is the hand-made setting once more, and ends with {services}, batch {batch}"
 
 
 def longest(service: Mapping[str, Any]) -> tuple[float, bool]:
@@ -96,7 +96,7 @@ def print_autopilot_report(console: Console, result: Mapping[str, Any]) -> None:
                 name + (" (!)" if seen["client_limited"] else ""),
                 _time(seen["sla_ms"]),
                 *(_time(part["p95_ms"]) for part in seen["parts"].values()),
-                f"{seen['violated_share']:.0%}",
+                percent(seen["violated_share"]),
                 ", ".join(f"{cure_s:g}" for cure_s in cures(seen)) + " s",
                 f"{longest_s:g} s" + ("" if met else " +"),
                 "" if number else f"{phase['batch_at_end_pcpus']:.2f}",

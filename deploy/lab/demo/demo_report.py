@@ -11,6 +11,7 @@ from rich.table import Table
 
 from deploy.lab.demo.measure import DemoMeasurement, ServiceUse
 from deploy.lab.demo.scene import DemoPhase, Scene
+from manager.model.units import percent
 
 ALONE = "alone-pinned"
 MAX_P95_OF_ALONE, MAX_P99_OF_ALONE = 1.3, 1.5
@@ -105,7 +106,10 @@ def verdicts(phases: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
         if name != ALONE:
             share = phase["host_cpu_share"]
             found.append(
-                (share >= FULL_SHARE, f"{name}: the managed CPUs are full ({share:.1%}, at least {FULL_SHARE:.0%})")
+                (
+                    share >= FULL_SHARE,
+                    f"{name}: the managed CPUs are full ({percent(share, 1)}, at least {percent(FULL_SHARE)})",
+                )
             )
     alone, weighted, protected = (by_name[name] for name in (ALONE, "weighted", "protected"))
     for service in protected["services"]:
@@ -117,7 +121,8 @@ def verdicts(phases: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
     found.append(
         (
             kept >= MIN_BATCH_OF_WEIGHTED,
-            f"batch gets {kept:.0%} of what weights and pins only leave it (at least {MIN_BATCH_OF_WEIGHTED:.0%})",
+            f"batch gets {percent(kept)} of what weights and pins only leave it"
+            f" (at least {percent(MIN_BATCH_OF_WEIGHTED)})",
         )
     )
     return found
@@ -213,7 +218,7 @@ def print_report(console: Console, result: Mapping[str, Any]) -> None:
                 f"{load['rate_rps']:,.0f}",
                 str(load["errors"]),
                 load["sla_state"].replace("_", " "),
-                *([""] * 3 if number else [f"{share:.0%}" for share in shares]),
+                *([""] * 3 if number else [percent(share) for share in shares]),
                 end_section=number == len(phase["services"]) - 1,
             )
     console.print(table)
@@ -242,7 +247,7 @@ def print_verdicts(
     for name, part in parts.items():
         foreign = part["outside_cpu_share"] - part["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
         if foreign > MAX_FOREIGN_SHARE:
-            console.print(f"{name}: {foreign:.0%} of the CPUs went to other programs: do not trust this run")
+            console.print(f"{name}: {percent(foreign)} of the CPUs went to other programs: do not trust this run")
     for holds, text in found:
         console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
     if result["restored"]:

@@ -19,6 +19,7 @@ from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.turns import merged
 from deploy.lab.demo.warping import warp_to_show
 from deploy.lab.lab_vms import LabHost
+from manager.model.units import percent
 from manager.model.warp import WarpUse
 
 DEFAULT_PHASE_S = 40.0
@@ -75,7 +76,7 @@ def load_it_bears(console: Console) -> Callable[[Scene, LabHost, Meter], Scene]:
             share = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use.host_share
         tuned = eased(scene, share)
         rates = ", ".join(f"{one.name} {one.rate_rps:.0f}" for one in tuned.services)
-        console.print(f"      alone they take {share:.0%} of the pCPUs; requests/s in all phases: {rates}")
+        console.print(f"      alone they take {percent(share)} of the pCPUs; requests/s in all phases: {rates}")
         return tuned
 
     return tune

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from deploy.lab.demo.demo_report import FULL_SHARE, print_verdicts
 from deploy.lab.demo.scene import CALM, SPIKING
+from manager.model.units import percent
 
 MAX_UNLIKE = 1.5
 MAX_HARM = 1.2
@@ -26,7 +27,7 @@ def spike_verdicts(runs: list[Mapping[str, Any]]) -> list[tuple[bool, str]]:
     found = []
     for run in runs:
         share = sum(run["host_cpu_share"]) / max(len(run["host_cpu_share"]), 1)
-        found.append((share >= FULL_SHARE, f"{run['policy']}: the managed CPU is full ({share:.1%})"))
+        found.append((share >= FULL_SHARE, f"{run['policy']}: the managed CPU is full ({percent(share, 1)})"))
     sla_ms = by_policy["priority"][SPIKING]["sla_ms"]
     spiking = p95("priority", SPIKING, "spike")
     found.append(
@@ -71,9 +72,9 @@ def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
                 "" if number else run["policy"],
                 name + (" (!)" if seen["client_limited"] else ""),
                 *(_time(part["p95_ms"]) for part in seen["parts"].values()),
-                f"{seen['violated_share']:.0%}",
+                percent(seen["violated_share"]),
                 f"{min(known):,} to {max(known):,}" if known else "-",
-                *([""] * 2 if number else [f"{share:.0%}" for share in shares]),
+                *([""] * 2 if number else [percent(share) for share in shares]),
                 end_section=number == len(run["applications"]) - 1,
             )
     console.print(table)

@@ -22,6 +22,7 @@ from manager.host.doctor.scratch import ScratchProcess, on_scratch_group, scratc
 from manager.host.doctor.weight_check import least_busy
 from manager.host.registry import CGROUP_V1, CgroupCpu
 from manager.model.cpus import CpuSet
+from manager.model.units import percent
 
 _ROUNDS_AT_LEAST, _ROUNDS_AT_MOST = 6, 16
 _PHASE_S = 0.1
@@ -111,8 +112,8 @@ def judge(rounds: Sequence[Round]) -> CheckResult:
     """The verdict in words."""
     apart, together = (_long([phases[kind] for phases in rounds]) for kind in (0, 1))
     seen = (
-        f"behind two batch groups whose weights change {apart:.0%} of wake-ups waited {_LONG_NS / 1e6:g} ms or longer,"
-        f" with both below one group {together:.0%}"
+        f"behind two batch groups whose weights change {percent(apart)} of wake-ups waited {_LONG_NS / 1e6:g} ms or"
+        f" longer, with both below one group {percent(together)}"
     )
     needed = is_needed(rounds)
     if needed is None:
