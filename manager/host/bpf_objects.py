@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from manager.host.registry import HostPaths
 from manager.host.sched_ext import PINS
 
 _LOAD_S = 300  # the verifier's work, beside busy VMs in an emulated host; a second elsewhere
+_MOST_SAID = 400
 
 
 @contextlib.contextmanager
@@ -37,11 +39,20 @@ def pinned(paths: HostPaths, kernel_object: Path, name: str, bpftool: str = "bpf
         raise HostError(f"{bpftool}: {error}") from error
     try:
         if loading.returncode:
-            said = " ".join((loading.stderr or loading.stdout).split())[-400:]
+            said = why_refused(loading.stderr or loading.stdout)
             raise HostError(f"the kernel did not take the program {name}: {said}")
         yield folder
     finally:
         _remove(folder)
+
+
+def why_refused(said: str) -> str:
+    """Why bpftool did not load an object, by what it said: the verifier's own words where it was the verifier."""
+    failed = re.search(r"^libbpf: (prog '.*': BPF program load failed: .*)$", said, re.MULTILINE)
+    judged = re.search(r"^(.*)\nprocessed \d+ insns", said, re.MULTILINE)
+    if failed and judged:
+        return f"{failed[1]}: {judged[1]}"[:_MOST_SAID]
+    return " ".join(said.partition("Warning: bpftool is now running in libbpf strict mode")[0].split())[-_MOST_SAID:]
 
 
 def remove_leftovers(mount: Path, prefix: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import socket
 import subprocess
@@ -143,6 +144,33 @@ def test_what_is_sent_again_counts_when_it_was_sent_first(wire: Wire) -> None:
     wire.from_guest(connection.from_guest(OK, back=len(OK)))
     assert time_us(wire) >= PAUSE_S * 1e6 * (1 - 2 * RELATIVE_ERROR)
     assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.answers) == (1, 1)
+
+
+def test_probes_neither_ask_nor_answer(wire: Wire) -> None:
+    """Of a connection that is idle, or whose other side has no room: the last byte once more, or none."""
+    connection = wire.accept(Connection())
+    wire.turn(connection)
+    for probe in (connection.to_guest(b"\0", back=1), connection.to_guest(b"", ACK, back=1)):
+        wire.to_guest(probe)
+    for probe in (connection.from_guest(b"\0", back=1), connection.from_guest(b"", ACK, back=1)):
+        wire.from_guest(probe)
+    assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.waiting.count, wire.seen.answers) == (1, 0, 1)
+    wire.turn(connection)
+    assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.untimed, wire.seen.answers) == (2, 0, 2)
+
+
+def test_a_request_that_waits_for_room_ends_with_its_last_byte(wire: Wire) -> None:
+    """The guest has no room: one byte at a time, sent until it is taken."""
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET[:10]))
+    for _ in range(3):
+        time.sleep(PAUSE_S)
+        wire.to_guest(connection.to_guest(GET[10:11]))
+        connection.sent -= 1
+    begun_s = time.monotonic()
+    wire.turn(connection, GET[10:])
+    assert time_us(wire) <= (time.monotonic() - begun_s) * 1e6 * (1 + 2 * RELATIVE_ERROR)
+    assert wire.seen.requests[TapProtocol.HTTP] == wire.seen.answers == 1
 
 
 def test_segments_in_another_order_are_one_request(wire: Wire) -> None:
@@ -488,6 +516,19 @@ def test_an_interface_that_is_detached_is_forgotten_and_another_is_not(wire: Wir
 def test_a_program_that_cannot_be_loaded_is_an_error(bpftool: str, says: str) -> None:
     with pytest.raises(HostError, match=says):
         TapProgram(REAL, bpftool)
+
+
+def test_a_program_that_the_kernel_refuses_is_an_error_in_the_verifiers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is shipped, but at its end it reads what may be anywhere: r0 = *r0 in place of w0 = -1."""
+    ends, reads = bytes.fromhex("b4000000ffffffff95"), bytes.fromhex("790000000000000095")
+    refused = tmp_path / tap.OBJECT.name
+    refused.write_bytes(tap.OBJECT.read_bytes().replace(ends, reads))
+    monkeypatch.setattr(tap, "OBJECT", refused)
+    with pytest.raises(HostError, match=r"prog 'to_guest': .* load failed: .*: R0 (invalid mem access|!read_ok)"):
+        TapProgram(REAL)
+    assert not list(Path("/sys/fs/bpf").glob(f"equipoise_tap_{os.getpid()}"))
 
 
 @pytest.mark.parametrize("ways", [tuple(TapWay), (TapWay.PACKET_SOCKET,)])

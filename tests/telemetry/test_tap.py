@@ -21,8 +21,8 @@ UUID = "00000000-0000-4000-8000-000000000001"
 ASKED = 30
 
 
-def configure(sources: Sources, tap: Tap) -> None:
-    sources.configure([shop(tap, vm=VM)], 1.0, {}, {VM: frozenset({LOOPBACK})})
+def configure(sources: Sources, tap: Tap, window_s: float) -> None:
+    sources.configure([shop(tap, vm=VM)], window_s, {}, {VM: frozenset({LOOPBACK})})
 
 
 def counted(sources: Sources) -> int:
@@ -44,14 +44,15 @@ def ask(server: socket.socket) -> None:
         client.recv(1000)
 
 
-def test_requests_that_a_server_answers() -> None:
+@pytest.mark.parametrize("window_s", [1.0, 0.05])
+def test_requests_that_a_server_answers(window_s: float) -> None:
     """From when it is attached on."""
     with (
         closing(Sources("127.0.0.1", free_port(socket.SOCK_DGRAM))) as sources,
         socket.create_server(("127.0.0.1", 0)) as server,
     ):
         sources.start()
-        configure(sources, Tap("wire", server.getsockname()[1]))
+        configure(sources, Tap("wire", server.getsockname()[1]), window_s)
         threading.Thread(target=answer_all, args=(server,), daemon=True).start()
 
         def asked() -> bool:
