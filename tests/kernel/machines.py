@@ -35,9 +35,21 @@ def bpf_files(cache: Path, run: Runner) -> dict[str, bytes]:
 
 
 def policing_files(cache: Path, run: Runner) -> dict[str, bytes]:
-    """That, and modules for taps and what limits them."""
-    kernel = fetch_kernel(cache, run, lambda _line: None, ("tun", "sch_ingress", "cls_u32", "act_police"))
+    """That, and modules for taps and what limits them, and for vhost."""
+    wanted = ("tun", "sch_ingress", "cls_u32", "act_police", "vhost_net")
+    kernel = fetch_kernel(cache, run, lambda _line: None, wanted)
     return bpf_files(cache, run) | {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
+
+
+def vhost_files(suite: str) -> Files:
+    """bpftool, and modules of a suite's kernel for vhost."""
+
+    def files(cache: Path, run: Runner) -> dict[str, bytes]:
+        apt = apt_of((suite,), (), cache / f"apt-{suite}", run)
+        kernel = fetch_kernel(cache, apt, lambda _line: None, ("vhost_net",))
+        return bpf_files(cache, run) | {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
+
+    return files
 
 
 def of_suite(suite: str) -> Fetch:
@@ -161,7 +173,7 @@ MACHINES = {
     "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
     "tail": tail_machine(),
     "taps": taps_machine(fetch_kernel, policing_files),
-    "taps_6_12": taps_machine(of_suite("trixie")),
+    "taps_6_12": taps_machine(of_suite("trixie"), vhost_files("trixie")),
 }
 """By the folder of their tests, the one that takes longest first."""
 RESCTRL = ("resctrl", "resctrl_16", "resctrl_mba")

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from manager.host.files import LIBC, succeeded
 
-MODULES = Path("/modules")
+MODULES, LOADED = Path("/modules"), Path("/sys/module")
 FINIT_MODULE = {"x86_64": 313, "aarch64": 273}
 
 
 def load_module(name: str, parameters: str = "") -> None:
-    """finit_module(2)."""
+    """finit_module(2), unless it is there."""
+    if (LOADED / name).exists():
+        return
     module = os.open(MODULES / f"{name}.ko", os.O_RDONLY)
     succeeded(LIBC.syscall(FINIT_MODULE[os.uname().machine], module, parameters.encode(), 0))
     os.close(module)
