@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from manager.control.power_shares import idle_watts
-from manager.control.watching import suggested_target_ms
+from manager.control.watching import baseline_ms, suggested_target_ms
 from manager.model.costs import HostCosts
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.energy import HostPower
@@ -385,8 +385,8 @@ class ServiceLine:
 
     @property
     def target_ms(self) -> float | None:
-        """A target that its p95 suggests; None where no response time was measured."""
-        p95_ms = self.service["p95_ms"]
+        """A target that its response times suggest; None where none was measured."""
+        p95_ms = baseline_ms(self.service)
         return None if p95_ms is None else suggested_target_ms(p95_ms)
 
 

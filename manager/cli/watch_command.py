@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
-from manager.control.watching import application_body, application_names, suggested_target_ms
+from manager.control.watching import application_body, application_names, baseline_ms, suggested_target_ms
 from manager.errors import ManagerRefused, ManagerUnavailable
 from manager.model.fields import NAME_PATTERN
 from manager.model.numbers import milliseconds
@@ -28,8 +28,9 @@ WHAT IT DOES
   observe: nothing is written for it. VM is a registered one, or the name of a running domain, which is registered as
   critical.
 
-  Without --p95-ms the target is three times the p95 that the agent measured over the last minute, rounded up to 1, 2,
-  5, 10, 20, 25, 50, 100 ms and so on; set what your users need. It prints what was registered and how to undo it.
+  Without --p95-ms the target is three times the lowest p95 of half a minute that the agent measured since it started,
+  or before it had 100 response times in one, three times that of the last minute, rounded up to 1, 2, 5, 10, 20, 25,
+  50, 100 ms and so on; set what your users need. It prints what was registered and how to undo it.
 
 EXAMPLES
   equipoise watch shop-web:80
@@ -65,7 +66,7 @@ def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool,
     with closing(connect(settings)) as client:
         registered = _registered(client, vm)
         seen = _seen(client, _domain(client, vm, registered), port, needed=p95_ms is None)
-        target_ms = p95_ms if p95_ms is not None else suggested_target_ms(seen["p95_ms"])
+        target_ms = p95_ms if p95_ms is not None else suggested_target_ms(baseline_ms(seen) or 0.0)
         taken = [application["name"] for application in client.items("/applications")]
         name, tier = application_names(vm, seen.get("protocol", ""), taken)
         body = application_body(vm, port, tier, target_ms)
@@ -80,14 +81,21 @@ def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool,
         f" p95 <= {milliseconds(target_ms)}, measured at the tap, port {port}; mode observe"
     ]
     if p95_ms is None:
-        lines.append(
-            f"target: three times the measured p95, {milliseconds(seen['p95_ms'])} over the last"
-            f" {seen['window_s']:.0f} s at {seen['rate_rps']:g} req/s, rounded up; set what your users need"
-        )
+        lines.append(f"target: three times {_baseline(seen)}, rounded up; set what your users need")
     if registered and registered["class"] == VmClass.BATCH:
         lines.append(f"VM {vm} is registered as batch: it is measured, but not protected")
     shown = {"application": name, "dry_run": dry_run, "registration": body, "measured": seen or None, "undo": undo}
     output(as_json, shown, *lines, *([] if dry_run else [f"undo: {undo}"]))
+
+
+def _baseline(seen: Mapping[str, Any]) -> str:
+    """Where a target came from."""
+    if seen.get("quiet_p95_ms") is not None:
+        return f"the lowest p95 of half a minute so far, {milliseconds(seen['quiet_p95_ms'])}"
+    return (
+        f"the measured p95, {milliseconds(seen['p95_ms'])} over the last {seen['window_s']:.0f} s"
+        f" at {seen['rate_rps']:g} req/s"
+    )
 
 
 def _registered(client: ManagerClient, vm: str) -> dict[str, Any]:
@@ -144,7 +152,7 @@ def _seen(client: ManagerClient, domain: Mapping[str, Any], port: int, *, needed
     answer = client.get(f"/hosts/{domain['host']}/services", limit=str(MOST_SERVICES))
     of_vm = [each for each in answer["items"] if each["libvirt_uuid"] == domain["libvirt_uuid"]]
     seen: dict[str, Any] = next((each for each in of_vm if each["port"] == port), {})
-    if needed and seen.get("p95_ms") is None:
+    if needed and baseline_ms(seen) is None:
         why = _why(domain["host"], domain["libvirt_name"], port, seen, of_vm)
         problem = f": {answer['problem']}" if answer["problem"] else ""
         raise Failure(f"{why}{problem}; --p95-ms sets a target without it")

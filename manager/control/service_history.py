@@ -18,6 +18,9 @@ MOST_PORTS = 64
 MOST_REPORTED = 16
 """Ports of a VM that are reported: those with the most requests."""
 
+QUIET_TIMES = 100
+"""Response times of a pane whose p95 may be the lowest."""
+
 _COUNTERS = ("connections", "answers", "untimed", "unanswered", "errors")
 
 
@@ -46,6 +49,8 @@ class ServiceHistory:
     newer: PortCounters
     latest: PortCounters
     active: Mapping[ServicePlace, Activity] = field(default_factory=dict)
+    quiet_us: Mapping[ServicePlace, float] = field(default_factory=dict)
+    """The lowest p95 of a pane so far, of services that had QUIET_TIMES response times in one."""
 
 
 def begun(at_s: float) -> ServiceHistory:
@@ -72,15 +77,31 @@ def continued(
         if place in latest.traffic and not _restarted(latest.traffic[place], then)
     }
     late = _late(latest, before, domains)
-    older, newer = history.older, history.newer
+    older, newer, quiet_us = history.older, history.newer, history.quiet_us
     if before.at_s - newer.at_s >= PANE_S:
+        quiet_us = _quieter(quiet_us, newer, before)
         older, newer = newer, before
+    active = _active(history, latest, comparable | late, epoch_s)
     return ServiceHistory(
         replace(older, traffic=_of(older, comparable) | late),
         replace(newer, traffic=_of(newer, comparable) | late),
         latest,
-        _active(history, latest, comparable | late, epoch_s),
+        active,
+        {place: time_us for place, time_us in quiet_us.items() if place in active},
     )
+
+
+def _quieter(
+    quiet_us: Mapping[ServicePlace, float], begin: PortCounters, end: PortCounters
+) -> dict[ServicePlace, float]:
+    """The lowest p95 of each service, with the pane between these readings."""
+    lowest = dict(quiet_us)
+    for place in begin.traffic.keys() & end.traffic.keys():
+        times = _more(end.traffic[place].times, begin.traffic[place].times)
+        p95_us = times.percentile_us(95)
+        if p95_us is not None and times.count >= QUIET_TIMES:
+            lowest[place] = min(p95_us, lowest.get(place, p95_us))
+    return lowest
 
 
 def _of(reading: PortCounters, places: Iterable[ServicePlace]) -> dict[ServicePlace, ServiceTraffic]:
@@ -132,6 +153,7 @@ def _counted(history: ServiceHistory, domain: str, port: int, places: Sequence[S
     now = _sum([history.latest.traffic[place] for place in places])
     passed = _sum([increase(history.latest.traffic[place], history.older.traffic.get(place)) for place in places])
     activities = [history.active[place] for place in places]
+    quiet_us = max((history.quiet_us[place] for place in places if place in history.quiet_us), default=None)
     begin_s = max(history.older.at_s, min(activity.begin_s for activity in activities))
     window_s = history.latest.at_s - begin_s
     requests = _requests(passed)
@@ -149,6 +171,7 @@ def _counted(history: ServiceHistory, domain: str, port: int, places: Sequence[S
         error_share=round(min((passed.errors + passed.unanswered) / requests, 1.0), 4) if requests else 0.0,
         since_s=min(activity.since_s for activity in activities),
         window_s=round(window_s, 3),
+        quiet_p95_ms=_milliseconds(quiet_us),
     )
     return requests, service
 

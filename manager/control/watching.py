@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from manager.model.fields import NAME_MAX, NAME_PATTERN
@@ -13,7 +13,7 @@ from manager.model.source import SourceKind
 from manager.model.traffic import TapProtocol
 
 TARGET_FACTOR = 3.0
-"""A suggested target is so many times the measured p95."""
+"""A suggested target is so many times the p95 of the baseline."""
 _SOURCE_NAME = "wire"
 """Of the tap source."""
 _LEAST_MS, _MOST_MS = 1.0, 100_000.0
@@ -33,8 +33,17 @@ def application_body(vm: str, port: int, tier: str, target_ms: float | None) -> 
     }
 
 
+def baseline_ms(service: Mapping[str, Any]) -> float | None:
+    """The p95 that a target of a reported service is derived from: the lowest of half a minute, if any had enough
+    response times, so that a neighbour's load now does not raise the target; else that of the last minute.
+    """
+    quiet_ms: float | None = service.get("quiet_p95_ms")
+    p95_ms: float | None = service.get("p95_ms")
+    return p95_ms if quiet_ms is None else quiet_ms
+
+
 def suggested_target_ms(p95_ms: float) -> float:
-    """A target of three times the p95 that was measured, rounded up to 1, 2, 5, 10, 20, 25, 50, 100 ms and so on.
+    """A target of three times this p95, rounded up to 1, 2, 5, 10, 20, 25, 50, 100 ms and so on.
 
     At most that of an SLA: 100 s.
     """

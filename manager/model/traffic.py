@@ -127,7 +127,8 @@ _TimeMs = Annotated[float | None, Field(ge=0, le=1e9)]
 class SeenService:
     """A port of a running domain that answers requests, with what passed in the last ``window_s`` seconds.
 
-    Percentiles are of the response times in milliseconds; None where none was timed. ``since_s`` is when its first
+    Percentiles are of the response times in milliseconds; None where none was timed. ``quiet_p95_ms``: the lowest p95
+    of half a minute so far; None where none had enough response times. ``since_s`` is when its first
     request was seen, in seconds since the epoch.
     """
 
@@ -142,6 +143,10 @@ class SeenService:
     error_share: Annotated[_Part, Field(description="fraction of the requests that failed or were not answered")]
     since_s: Annotated[EpochS, Field(alias="since", description="when its first request was seen")]
     window_s: Annotated[float, Field(gt=0, le=1e6, description="seconds that all this is measured over")]
+    quiet_p95_ms: Annotated[
+        float | None,
+        Field(ge=0, le=1e9, description="lowest p95 of half a minute with 100 response times, since the agent started"),
+    ] = None
     __pydantic_config__: ClassVar = CLOSED
 
 

@@ -90,6 +90,14 @@ def test_a_target_of_ones_own_needs_no_measured_one(api: Api) -> None:
     assert api.ok("GET", "/applications/shop")["sources"][0]["port"] == 8080
 
 
+def test_a_target_is_derived_from_the_quietest_half_minute(api: Api) -> None:
+    """A neighbour is busy now."""
+    seen(api, p95_ms=90.0, quiet_p95_ms=1.9)
+    done = watch("shop-web:80")
+    assert (done.exit_code, api.ok("GET", "/applications/shop")["sla"]["response_time_ms"]) == (0, 10)
+    assert "target: three times the lowest p95 of half a minute so far, 1.9 ms, rounded up" in done.output
+
+
 def test_a_dry_run_registers_nothing(api: Api) -> None:
     done = watch("shop-web:80", "--dry-run")
     assert "application shop would be registered" in done.output

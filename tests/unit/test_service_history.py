@@ -79,6 +79,23 @@ def test_figures_are_of_the_last_one_to_two_panes() -> None:
     assert service.rate_rps == pytest.approx(1 / STEP_S)
 
 
+def test_the_lowest_p95_of_half_a_minute_is_kept_while_it_is_slow() -> None:
+    """Where it had enough response times; what came before a VM's service began anew still counts."""
+    quick = [[counters(80, 40 * number, [1.0] * 40 * number)] for number in range(1, 15)]
+    slow = [[counters(80, 560 + 40 * number, [1.0] * 560 + [50.0] * 40 * number)] for number in range(1, 20)]
+    assert services(*quick[:6])[0].quiet_p95_ms is None
+    [service] = services(*quick, *slow)
+    assert service.p95_ms == pytest.approx(50, rel=0.01)
+    assert service.quiet_p95_ms == pytest.approx(1, rel=0.01)
+    [service] = services(*quick, *slow, *quick)
+    assert service.quiet_p95_ms == pytest.approx(1, rel=0.01)
+
+
+def test_half_a_minute_with_few_response_times_is_no_baseline() -> None:
+    few = [[counters(80, 16 * number, [1.0] * 16 * number)] for number in range(1, 15)]
+    assert services(*few)[0].quiet_p95_ms is None
+
+
 @pytest.mark.parametrize(
     ("before", "now", "rate"),
     [

@@ -153,6 +153,14 @@ def test_a_service_that_was_seen_is_watched_without_any_configuration(registered
     assert len(watch_links(again)) == 1
 
 
+def test_a_target_is_derived_from_the_quietest_half_minute(registered: Desk, operator: Browser) -> None:
+    serving(registered, service(WEB, p95_ms=90.0, quiet_p95_ms=1.9))
+    [watch] = watch_links(operator.get("/first"))
+    text = operator.get(watch).by_id("derived").text
+    assert "Suggested target: 10 ms. The lowest p95 of half a minute so far was 1.9 ms" in text
+    assert "The p95 was 90 ms over the last 45 s" in text
+
+
 def test_a_service_of_a_batch_vm_is_watched_with_a_warning(registered: Desk, operator: Browser) -> None:
     registered.api.ok("PUT", "/applications/fill", {"tiers": []})
     serving(registered, service(FILL, 11211, protocol="memcached", p50_ms=None, p95_ms=None, p99_ms=None))
