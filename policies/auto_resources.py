@@ -131,7 +131,8 @@ def _memory(case: _Pressed) -> Iterator[StepCandidate]:
 def _protection(case: _Pressed, short: Sequence[VmResources]) -> Iterator[StepCandidate]:
     """Of the VM that is shortest of those without."""
     kind = StepKind.MEMORY_PROTECTION
-    open_ = [use for use in short if case.has(use.vm, Knob.MEMORY_PROTECTION) and case.is_free(kind, use.vm)]
+    knobs = Knob.MEMORY_PROTECTION, Knob.SWAPPINESS
+    open_ = [use for use in short if case.has(use.vm, *knobs) and case.is_free(kind, use.vm)]
     worst = max(open_, key=lambda use: (_memory_part(use), use.vm), default=None)
     if worst is not None:
         part = _memory_part(worst)

@@ -129,7 +129,7 @@ def host(name: str) -> Response:
         ),
         uses=USES,
         fences=answer["placement"]["batch"],
-        controls=controls(lines, checks and checks["findings"], tick.get("warp"), cache),
+        controls=controls(lines, checks and checks["findings"], tick),
         cache=cache,
         cache_lines=cache_lines(cache),
         traffic=traffic_lines(cache),

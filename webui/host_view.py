@@ -28,11 +28,12 @@ Json = Mapping[str, Any]
 _OTHERS = frozenset(Knob) - PINS - WARPS - {Knob.WEIGHT, Knob.IDLE}
 """Settings of a VM without a column of their own."""
 _BESIDES_CPU: Mapping[str, tuple[Knob, ...]] = {
-    "Memory protection": (Knob.MEMORY_PROTECTION,),
+    "Memory protection": (Knob.MEMORY_PROTECTION, Knob.SWAPPINESS),
     "Memory ceilings": (Knob.MEMORY_CEILING,),
     "Disk weights": tuple(DISK_WEIGHTS.values()),
     "Disk ceilings": (Knob.DISK_CEILING,),
     "Uplink shares": (Knob.EGRESS_GROUP,),
+    "Limits at taps": (Knob.TAP_LIMIT,),
 }
 """Controls of memory, disks and uplinks, and the settings of VMs that they are."""
 
@@ -84,7 +85,9 @@ class VmTableRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlRow:
-    """A control of the ladder: ``in_force`` says for how many VMs, ``offered`` is a finding's status, ``by`` what."""
+    """A control of the ladder: ``in_force`` says for how many VMs or pCPUs, ``offered`` is a finding's status, ``by``
+    what.
+    """
 
     name: str
     in_force: str
@@ -155,13 +158,15 @@ def _pins(status: Json | None, online: CpuSet) -> str:
 
 
 def controls(
-    lines: Sequence[VmTableRow], findings: Sequence[Json] | None, warp: Json | None = None, cache: Json | None = None
+    lines: Sequence[VmTableRow], findings: Sequence[Json] | None, tick: Json | None = None
 ) -> list[ControlRow]:
     """The controls by which response times are brought back, with whom each is in force for and what the kernel offers.
 
-    ``findings`` None: not reported. ``warp``: by what warps are given, ``cache``: how the cache is divided, None where
-    they are switched off. Order as in the design, section 4, "Ladder"; then those of memory, disks and uplinks.
+    ``findings`` None: not reported. ``tick``: the last one that was reported, None before there is any. Order as in the
+    design, section 4, "Ladder"; then those of memory, disks and uplinks, and of the host's power.
     """
+    tick = tick or {}
+    warp, cache, power = tick.get("warp"), tick.get("cache"), tick.get("power_controls") or {}
     known = {finding["id"]: finding for finding in findings or ()}
     knobs = [line.vm["status"]["knobs"] for line in lines if line.running]
     warped = sum(bool(line.vm["status"].get("warp_us")) for line in lines if line.running)
@@ -170,12 +175,12 @@ def controls(
     def owned(*of: str, holds: Callable[[str], bool] = bool) -> int:
         return sum(any(one["knob"] in of and one["owned"] and holds(one["value"]) for one in vm) for vm in knobs)
 
-    def control(name: str, vms: int, *ids: str) -> ControlRow:
+    def control(name: str, count: int, *ids: str, of: str = "VM") -> ControlRow:
         """With the first of the mechanisms ``ids`` that works, or else that is known."""
         told = [known[one] for one in ids if one in known]
         best = next((one for one in told if one["status"] == FindingStatus.WORKS), told[0] if told else None)
         offered, by = (best["status"], best["title"]) if best else (FindingStatus.UNKNOWN, "not reported yet")
-        return ControlRow(name, _vms(vms), offered, by)
+        return ControlRow(name, f"{count or 'no'} {of}{'s' * (count > 1)}", offered, by)
 
     return [
         control("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
@@ -192,11 +197,9 @@ def controls(
             "Memory bandwidth", sum(len(group["vms"]) for group in groups if group["bandwidth"]), "memory-bandwidth"
         ),
         *(control(name, owned(*knobs_of), knobs_of[0].spec.probe) for name, knobs_of in _BESIDES_CPU.items()),
+        control("Resume latency", power.get("pcpus", 0), Knob.RESUME_LATENCY.spec.probe, of="pCPU"),
+        control("Governor of the clock", power.get("clocks", 0), Knob.GOVERNOR.spec.probe, of="clock"),
     ]
-
-
-def _vms(count: int) -> str:
-    return f"{count} VM{'s' * (count != 1)}" if count else ""
 
 
 def _warp(control: ControlRow, warp: Json | None) -> ControlRow:

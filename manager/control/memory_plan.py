@@ -4,7 +4,7 @@ Protection follows the measured resident memory with some headroom: up at once, 
 pages that were taken from a VM do not lower what it is to have. A ceiling is a VM's resident memory with the same
 headroom, so never less than what it works with; it is raised as soon as pages of it are read again, and goes once
 nobody was short for a minute. Groups above critical VMs get the sum of these: the kernel protects no group further than
-those above it.
+those above it. On cgroup v1 a VM is protected as a whole or not, by its swappiness, and no group above it is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from manager.control.resource_blame import FAULTS_PER_S, LEAST_BYTES_PER_S, MEMORY_PRESSURE
 from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.model.decision import Goal, Snapshot, VmView
-from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
+from manager.model.knobs import HOST_UUID, KEPT_IN_MEMORY, UNLIMITED, Knob, KnobKey
 from manager.model.numbers import digits
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse, VmResources
@@ -72,6 +72,11 @@ class MemoryGroups:
     originals: Mapping[KnobKey, int] = field(default_factory=dict)
     kept: Mapping[KnobKey, int] = field(default_factory=dict)
 
+    @property
+    def whole(self) -> bool:
+        """Whether VMs are protected as a whole or not at all."""
+        return any(key.knob is Knob.SWAPPINESS for keys in self.keys.values() for key in keys)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -104,7 +109,9 @@ def plan_memory(
     if snapshot.resources is not state.seen:
         state = _advance(state, views, snapshot.resources, rules, decided)
     fitted, problems = (
-        _fitted(_in_force(state, rules, decided), rules) if rules.protect or decided.protected else ({}, ())
+        _fitted(_in_force(state, rules, decided), rules, groups.whole)
+        if rules.protect or decided.protected
+        else ({}, ())
     )
     goals = (
         *_protections(views, uuids, groups, fitted),
@@ -137,7 +144,8 @@ def _resumed(
     for view in views:
         uuid, why = uuids[view.name], "as set before the agent began anew; not measured yet"
         held = before.get(KnobKey(uuid, Knob.MEMORY_PROTECTION), 0)
-        if view.critical and held > 0 and view.name not in protected:
+        whole = KnobKey(uuid, Knob.SWAPPINESS) in before
+        if view.critical and (held > 0 or whole) and view.name not in protected:
             protected[view.name] = Protected(held, why)
         held = before.get(KnobKey(uuid, Knob.MEMORY_CEILING), UNLIMITED)
         if not view.critical and held > 0 and view.name not in ceilings:
@@ -236,25 +244,26 @@ def _with_headroom(resident_bytes: int, rules: MemoryRules) -> int:
     return -(-round(resident_bytes * (1 + rules.headroom)) // MEBIBYTE) * MEBIBYTE
 
 
-def _fitted(state: MemoryState, rules: MemoryRules) -> tuple[Mapping[str, Protected], tuple[str, ...]]:
-    """Protections as far as the host's share goes: all that are wanted, or the same part of each."""
+def _fitted(state: MemoryState, rules: MemoryRules, whole: bool) -> tuple[Mapping[str, Protected], tuple[str, ...]]:
+    """Protections as far as the host's share goes: all that are wanted, or the same part of each; if a VM can only be
+    protected as a ``whole``, none.
+    """
     if state.memory_bytes is None and state.seen is not None and state.seen.vms:
         return state.protected, ("how much memory the host has is not known: nothing more is protected",)
     total = sum(protected.amount_bytes for protected in state.protected.values())
     most = total if state.memory_bytes is None else int(state.memory_bytes * rules.most_protected)
     if total <= most:
         return state.protected, ()
+    needed = f"they need {mebibytes(total)}, and most_protected allows {mebibytes(most)}"
+    if whole:
+        return {}, (f"memory of critical VMs is not protected, and cgroup v1 does not protect a part of it: {needed}",)
     part = most / total
     fitted: dict[str, Protected] = {}
     for name, wanted in state.protected.items():
         amount = int(wanted.amount_bytes * part) // MEBIBYTE * MEBIBYTE
         why = f"{wanted.reason}; {percent(part)} of it, as no more than {mebibytes(most)} are protected in all"
         fitted[name] = replace(wanted, amount_bytes=amount, reason=why)
-    told = (
-        f"memory of critical VMs is protected to {percent(part)}: they need {mebibytes(total)}, and most_protected"
-        f" allows {mebibytes(most)}"
-    )
-    return fitted, (told,)
+    return fitted, (f"memory of critical VMs is protected to {percent(part)}: {needed}",)
 
 
 def _protections(
@@ -269,6 +278,8 @@ def _protections(
                 amount = _at_least(protected.amount_bytes, groups.originals.get(key, 0))
                 if amount is not None:
                     yield Goal(key, amount, protected.reason, view.mode)
+            elif key.knob is Knob.SWAPPINESS:
+                yield Goal(key, KEPT_IN_MEMORY, protected.reason, view.mode)
 
 
 def _above(

@@ -2,7 +2,8 @@
 
 cgroup v2 hands protection down: a group is protected as far as all groups above it are, and, unless the hierarchy is
 mounted with ``memory_recursiveprot``, those inside it as far as they say so themselves. libvirt's processes are in a
-group ``libvirt`` inside the scope, so that has the same. v1 protects nothing: its only such limit is soft.
+group ``libvirt`` inside the scope, so that has the same. v1 has a soft limit for a ceiling, and for protection the
+swappiness of each group, which is not handed down.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host.cgroup import CgroupMounts, groups_above_vms
-from manager.host.files import inode, open_file, read, write
+from manager.host.files import inode, open_file, read, text_of, write
 from manager.host.held_knobs import HeldKnobs, close
 from manager.host.knob_files import VmTarget, checked_number
-from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE
+from manager.host.registry import (
+    HARD_LIMIT_FILE,
+    MEMORY_HIGH_FILE,
+    MEMORY_LOW_FILE,
+    SOFT_LIMIT_FILE,
+    SWAPPINESS_FILE,
+)
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 
@@ -30,7 +37,7 @@ _V1_UNLIMITED = 1 << 62
 
 
 class MemoryLimits(HeldKnobs):
-    """``memory.low`` and ``memory.high``, or v1's soft limit. Belongs to the control loop's thread."""
+    """``memory.low`` and ``memory.high``, or v1's swappiness and soft limit. Belongs to the control loop's thread."""
 
     def __init__(self, mounts: CgroupMounts) -> None:
         """Nothing is opened yet."""
@@ -76,9 +83,12 @@ class MemoryLimits(HeldKnobs):
         if folder is None or self._root is None:
             return {}
         paths = {KnobKey(vm.uuid, Knob.MEMORY_CEILING): folder / self._ceiling_file}
-        if self._protects:
-            own = enumerate((folder, folder / _INNER))
+        own = tuple(enumerate((folder, folder / _INNER)))
+        if self._protects:  # which may be enabled later
             paths |= {KnobKey(vm.uuid, Knob.MEMORY_PROTECTION, place): group / MEMORY_LOW_FILE for place, group in own}
+        elif not any(_has_limit(group) for _, group in own):
+            there = ((place, group / SWAPPINESS_FILE) for place, group in own)
+            paths |= {KnobKey(vm.uuid, Knob.SWAPPINESS, place): file for place, file in there if file.exists()}
         return paths
 
     def forget(self, uuid: str) -> None:
@@ -123,6 +133,12 @@ class MemoryLimits(HeldKnobs):
                 if key is not None and key not in known and not _amount(read(self._groups[key])):
                     os.close(self._groups.pop(key))
         self._looked = True
+
+
+def _has_limit(group: Path) -> bool:
+    """Whether a v1 group has a limit of its own: if nothing of it can be swapped out, the kernel ends it there."""
+    text = text_of(group / HARD_LIMIT_FILE)
+    return text is not None and _amount(text.encode() + b"\n") != UNLIMITED
 
 
 def _amount(text: bytes) -> int:

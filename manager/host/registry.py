@@ -51,6 +51,10 @@ MEMORY_LOW_FILE, MEMORY_HIGH_FILE = "memory.low", "memory.high"
 SOFT_LIMIT_FILE = "memory.soft_limit_in_bytes"
 """Bytes of a v1 group above which memory is reclaimed from it first where the host is short: cgroup-v1/memory.rst."""
 
+SWAPPINESS_FILE, HARD_LIMIT_FILE = "memory.swappiness", "memory.limit_in_bytes"
+"""How readily the kernel swaps out pages of a v1 group rather than taking page cache, 0: not for the limit of a group
+above it; and the limit of the group itself: cgroup-v1/memory.rst."""
+
 DISK_WEIGHT_FILES = {
     1: {"bfq": "blkio.bfq.weight"},
     2: {"bfq": "io.bfq.weight", "io.cost": "io.weight"},

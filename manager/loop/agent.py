@@ -21,7 +21,7 @@ from manager.loop.outgoing import Outgoing
 from manager.loop.planner import SCHEDULER
 from manager.loop.reporter import Latest, Reporter
 from manager.loop.schedule import Schedule
-from manager.loop.status import VmStatuses, tick_record, tick_status
+from manager.loop.status import VmStatuses, power_controls, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult
 from manager.loop.watches import FindingsWatch, Oversight
 from manager.model.host import Discovery
@@ -195,7 +195,14 @@ class Agent:
         discovery = self._look_at_discovery()
         guard = self._guard.status if self._guard else None
         status = tick_status(
-            result, self._schedule.overruns, owned, connected, assigned.revision, discovery.age_s, guard
+            result,
+            self._schedule.overruns,
+            owned,
+            connected,
+            assigned.revision,
+            discovery.age_s,
+            guard,
+            power_controls(self._journal),
         )
         violated = frozenset(
             view.application.name for view in result.snapshot.applications if view.sla_state is SlaState.VIOLATED

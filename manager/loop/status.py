@@ -14,7 +14,7 @@ from manager.model.fields import as_text, timestamp
 from manager.model.job import BatchVm
 from manager.model.knob_spec import KnobValue
 from manager.model.knob_text import knob_text
-from manager.model.knobs import HOST_UUID, Knob
+from manager.model.knobs import HOST_UUID, POWERS, Knob
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
@@ -33,6 +33,7 @@ from manager.protocol.report import (
     GuardStatus,
     KnobChange,
     KnobStatus,
+    PowerControlStatus,
     ShownCauseStatus,
     TickStatus,
     VcpusStatus,
@@ -157,10 +158,12 @@ def tick_status(
     assignment_revision: int | None = None,
     discovery_age_s: float | None = None,
     guard: GuardStatus | None = None,
+    power_controls: PowerControlStatus | None = None,
 ) -> TickStatus:
     """The tick itself. ``assignment_revision`` is that of the assignment it acted on, None: unknown.
 
-    ``discovery_age_s``: since libvirt last listed all domains. ``guard`` None: it is switched off.
+    ``discovery_age_s``: since libvirt last listed all domains. ``guard`` None: it is switched off. ``power_controls``
+    None: nothing of it is changed.
     """
     shares = {True: 0.0, False: 0.0}
     for view in result.snapshot.vms:
@@ -192,6 +195,7 @@ def tick_status(
         cache=_cache(result),
         resources=result.kept_resources,
         power=result.power,
+        power_controls=power_controls,
         explanations=[
             ExplanationStatus(application=each.application, text=as_text(each.text), cause=_cause(each.cause))
             for each in result.explanations
@@ -285,6 +289,15 @@ def _cache(result: TickResult) -> CacheStatus | None:
         vms=vms,
         memories=memories,
     )
+
+
+def power_controls(journal: Journal) -> PowerControlStatus | None:
+    """What is changed of the power settings of pCPUs, None for nothing."""
+    if not journal.runs.knobs & POWERS:
+        return None
+    ours = [key.knob for key, entry in journal.entries.items() if key.knob in POWERS and not entry.owned.external]
+    latencies = ours.count(Knob.RESUME_LATENCY)
+    return PowerControlStatus(pcpus=latencies, clocks=len(ours) - latencies) if ours else None
 
 
 def _batch(result: TickResult) -> BatchStatus | None:

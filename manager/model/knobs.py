@@ -30,6 +30,8 @@ HOST_UUID = "host"
 """Stands for a domain's UUID in the knobs of the host itself."""
 UNLIMITED = -1
 """The quota of a group that may use all CPU time there is, and the ceiling of one that may use all memory."""
+KEPT_IN_MEMORY = 0
+"""The swappiness of a group that is not swapped out."""
 LEAST_QUOTA_US = 1000
 """The kernel takes no smaller quota: kernel/sched/core.c, min_cfs_quota_period."""
 
@@ -58,6 +60,7 @@ class Knob(StrEnum):
     CACHE_WAYS = "cache_ways"
     CACHE_GROUP = "cache_group"
     MEMORY_PROTECTION = "memory_protection"
+    SWAPPINESS = "swappiness"
     MEMORY_CEILING = "memory_ceiling"
     BFQ_WEIGHT = "bfq_weight"
     IO_WEIGHT = "io_weight"
@@ -366,6 +369,18 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         Control.MEMORY,
         "memory.low",
         _CGROUP,
+        "memory-protection",
+        undo=Undo.IF_THERE,
+    ),
+    Knob.SWAPPINESS: KnobSpec(
+        "swappiness",
+        "How readily the kernel swaps out memory of a VM's group on cgroup v1, which has no protection.",
+        Scope.GROUP,
+        Family.MEMORY,
+        Number("", KEPT_IN_MEMORY, usual=60, names={KEPT_IN_MEMORY: "0, not while other groups have memory"}),
+        Control.MEMORY,
+        "memory.swappiness (v1)",
+        "Documentation/admin-guide/cgroup-v1/memory.rst",
         "memory-protection",
         undo=Undo.IF_THERE,
     ),

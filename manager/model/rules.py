@@ -119,9 +119,7 @@ class PlacementRules:
 class MemoryRules:
     """How memory is divided between critical and batch VMs, see docs/concepts/memory.md."""
 
-    protect: Annotated[
-        bool, Field(description="keep the resident memory of critical VMs from being reclaimed (cgroup v2)")
-    ] = False
+    protect: Annotated[bool, Field(description="keep the resident memory of critical VMs from being reclaimed")] = False
     most_protected: Annotated[
         float, Field(gt=0, le=0.9, description="part of the host's memory that is protected at most, in all")
     ] = 0.5

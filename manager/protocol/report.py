@@ -97,6 +97,13 @@ class WarpStatus(Schema):
     )
 
 
+class PowerControlStatus(Schema):
+    """What is changed so that pCPUs with critical vCPUs answer sooner."""
+
+    pcpus: Count = Field(description="pCPUs that may take no longer to resume from idle than is set")
+    clocks: Count = Field(description="cpufreq policies whose governor is set")
+
+
 class CachePart(Schema):
     """The ways of a group in one domain of the cache, which mostly is a socket."""
 
@@ -280,6 +287,9 @@ class TickStatus(Schema):
         exclude_if=lambda power: power is None,
         description="of processors and their memory, mean of the last round of readings; absent: not readable, or not"
         " yet",
+    )
+    power_controls: PowerControlStatus | None = Field(
+        default=None, exclude_if=lambda controls: controls is None, description="absent: nothing of it is changed"
     )
 
 

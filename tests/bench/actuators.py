@@ -130,6 +130,7 @@ def limit_rows(host: KernelHost, vms: Sequence[Vm], times: int) -> Iterator[Row]
     indexes = {key.knob: key.index for key in sorted(there, reverse=True) if key.uuid != HOST_UUID}
     for knob, values, bar_us, study_us in (
         (Knob.MEMORY_PROTECTION, (1 << 28, 1 << 29), MEMORY_BAR_US, MEMORY_2017_US),
+        (Knob.SWAPPINESS, (0, 60), MEMORY_BAR_US, MEMORY_2017_US),
         (Knob.MEMORY_CEILING, (1 << 30, 1 << 31), MEMORY_BAR_US, MEMORY_2017_US),
         (Knob.BFQ_WEIGHT, (20, 1000), DISK_BAR_US, None),
         (Knob.IO_WEIGHT, (20, 1000), DISK_BAR_US, None),

@@ -29,6 +29,7 @@ from manager.host.registry import (
     MEMORY_LOW_FILE,
     RT_RUNTIME_FILE,
     SOFT_LIMIT_FILE,
+    SWAPPINESS_FILE,
 )
 from tests.deploy.units import FOLDER, SERVICES, TOP, allowed_calls, capabilities, limited, values
 
@@ -150,7 +151,7 @@ def test_the_profile_of_the_agent_lets_it_write_every_setting_of_control_groups(
     of_cpu = {name for cpu in (CGROUP_V1, CGROUP_V2) for name in (cpu.weight_file, cpu.quota_file, cpu.period_file)}
     of_disks = {name for names in DISK_WEIGHT_FILES.values() for name in names.values()}
     of_disks |= {name for names in DISK_CEILING_FILES.values() for name in names}
-    others = {IDLE_FILE, RT_RUNTIME_FILE, MEMORY_LOW_FILE, MEMORY_HIGH_FILE, SOFT_LIMIT_FILE}
+    others = {IDLE_FILE, RT_RUNTIME_FILE, MEMORY_LOW_FILE, MEMORY_HIGH_FILE, SOFT_LIMIT_FILE, SWAPPINESS_FILE}
     assert (of_cpu | of_disks | others) - {None} <= allowed
 
 

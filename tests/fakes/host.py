@@ -264,8 +264,9 @@ class FakeHost:
         return {MACHINE_MEMORY: self.machine_protected} if self.memory_version == 2 else {}
 
     def _memories(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        """In v2 the VM's own group and the one inside are protected; v1 has a soft limit alone."""
+        """In v2 the VM's own group and the one inside are protected; v1 has swappiness, here of one group."""
         knobs = [(Knob.MEMORY_CEILING, 0)] if self.memory_version else []
+        knobs += [(Knob.SWAPPINESS, 0)] if self.memory_version == 1 else []
         knobs += [(Knob.MEMORY_PROTECTION, index) for index in (0, 1) if self.memory_version == 2]
         held = self.vms[uuid].memories
         return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
@@ -337,8 +338,9 @@ class FakeHost:
         self.vms[key.uuid].disks[key.knob, key.index] = value
 
     def _set_memory(self, key: KnobKey, value: int) -> None:
-        """Whole pages, as mm/page_counter.c rounds."""
-        pages = value if value == UNLIMITED else value // 4096 * 4096
+        """Whole pages of an amount, as mm/page_counter.c rounds."""
+        is_amount = key.knob is not Knob.SWAPPINESS and value != UNLIMITED
+        pages = value // 4096 * 4096 if is_amount else value
         if key == MACHINE_MEMORY:
             self.machine_protected = pages
         elif key in self._memories(key.uuid):

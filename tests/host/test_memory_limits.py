@@ -1,11 +1,14 @@
-"""Files that protect and limit memory: those of v2 in a tree, and v1's soft limit on this kernel, where it has that."""
+"""Files that protect and limit memory: those of v2 in a tree, and v1's on this kernel, where it has these."""
 
 from __future__ import annotations
 
 import errno
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from tests.host.conftest import REAL, descriptors
 
 WEB = KnobKey("u-web", Knob.MEMORY_CEILING)
 OWN, INNER = (KnobKey("u-web", Knob.MEMORY_PROTECTION, index) for index in (0, 1))
+SWAPPED, SWAPPED_INNER = (KnobKey("u-web", Knob.SWAPPINESS, index) for index in (0, 1))
 V1_ALL = 9223372036854771712
 V2_MOUNT = "31 23 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 V1_MOUNT = "25 24 0:23 / /sys/fs/cgroup rw - cgroup cgroup rw,memory\n"
@@ -144,10 +148,43 @@ def test_the_doctor_says_what_is_missing(tmp_path: Path) -> None:
         assert check(looked_at).status is FindingStatus.UNKNOWN
 
 
-def test_v1_protects_nothing(tmp_path: Path) -> None:
+def test_the_doctor_of_v1_without_swappiness(tmp_path: Path) -> None:
     result = memory_check.protection(subject(tmp_path, V1_MOUNT))
     assert result.status is FindingStatus.MISSING
-    assert "cgroup v1" in result.detail
+    assert "memory.swappiness" in result.detail
+
+
+@contextmanager
+def swap(file: Path, size_mib: int) -> Iterator[None]:
+    file.write_bytes(bytes(size_mib << 20))
+    device = subprocess.check_output(["losetup", "--find", "--show", file], text=True).strip()
+    try:
+        subprocess.run(["mkswap", "-q", device], check=True)
+        subprocess.run(["swapon", device], check=True)
+        yield
+        subprocess.run(["swapoff", device], check=True)
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+@contextmanager
+def holding(group: Path, size_mib: int) -> Iterator[Path]:
+    """A process in a group of its own that has written so much memory."""
+    group.mkdir()
+    lines = (
+        f"open('{group}/cgroup.procs', 'w').write('0')\nheld = bytearray(b'x') * ({size_mib} << 20)\nprint()\ninput()"
+    )
+    with subprocess.Popen([sys.executable, "-c", lines], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield group
+        process.kill()
+    group.rmdir()
+
+
+def swapped_mib(group: Path) -> int:
+    counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(counts["swap"]) >> 20
 
 
 @pytest.fixture
@@ -166,11 +203,50 @@ def test_the_soft_limit_of_v1(v1_group: Path) -> None:
     limits, vm = MemoryLimits(read_mounts(REAL)), target(v1_group)
     file = v1_group / "memory.soft_limit_in_bytes"
     assert int(file.read_text()) == V1_ALL
-    assert limits.read(vm) == {WEB: UNLIMITED}
+    usual = int((v1_group / "memory.swappiness").read_text())
+    assert limits.read(vm) == {WEB: UNLIMITED, SWAPPED: usual}
     assert limits.read(None) == {}
     for amount in (64 << 20, 0, UNLIMITED):
         assert limits.write(WEB, amount, vm) == amount
     assert int(file.read_text()) == V1_ALL
+
+
+def test_the_swappiness_of_v1(v1_group: Path) -> None:
+    """That of the group inside is its own, where systemd has made one."""
+    inner = v1_group / "libvirt"
+    inner.mkdir()
+    limits, vm = MemoryLimits(read_mounts(REAL)), target(v1_group)
+    usual = limits.read(vm)[SWAPPED]
+    for key, group in ((SWAPPED, v1_group), (SWAPPED_INNER, inner)):
+        for swappiness in (0, usual):
+            assert limits.write(key, swappiness, vm) == swappiness
+            assert int((group / "memory.swappiness").read_text()) == swappiness
+    with pytest.raises(HostError, match="at least 0"):
+        limits.write(SWAPPED, -1, vm)
+    inner.rmdir()
+    assert limits.read(vm).keys() == {WEB, SWAPPED}
+
+
+def test_a_v1_group_with_a_limit_of_its_own_is_swapped_as_before(v1_group: Path) -> None:
+    """With nothing to swap out the kernel would end the VM at its limit."""
+    (v1_group / "memory.limit_in_bytes").write_text(str(512 << 20))
+    assert MemoryLimits(read_mounts(REAL)).read(target(v1_group)).keys() == {WEB}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: not root")
+def test_what_is_kept_in_memory_when_a_group_above_is_at_its_limit(v1_group: Path, tmp_path: Path) -> None:
+    """Beside a process that takes more than is left, without it and with it, on a disk of its own for the swap."""
+    found = {}
+    with swap(tmp_path / "swap", 128):
+        for swappiness in (60, 0):
+            with holding(v1_group / "shop", 48) as shop:
+                (v1_group / "shop/memory.swappiness").write_text(str(swappiness))
+                (v1_group / "memory.limit_in_bytes").write_text(str(80 << 20))
+                with holding(v1_group / "hog", 48):
+                    found[swappiness] = swapped_mib(shop)
+                (v1_group / "memory.limit_in_bytes").write_text("-1")
+    assert found[0] == 0
+    assert found[60] >= 4, "without it there is something to be protected from"
 
 
 def test_a_group_that_is_gone(v1_group: Path) -> None:
@@ -178,7 +254,7 @@ def test_a_group_that_is_gone(v1_group: Path) -> None:
     folder = v1_group / "qemu-2-gone"
     folder.mkdir()
     vm = target(folder)
-    assert limits.read(vm) == {WEB: UNLIMITED}
+    assert limits.read(vm).keys() == {WEB, SWAPPED}
     folder.rmdir()
     assert limits.read(vm) == {}
     with pytest.raises(VmVanished):
@@ -187,6 +263,7 @@ def test_a_group_that_is_gone(v1_group: Path) -> None:
 
 def test_the_doctor_on_this_kernel(v1_group: Path) -> None:
     looked_at = Subject(REAL, "", Path("/nowhere"), Path("/nowhere"), "journal.db")
-    result = memory_check.ceiling(looked_at)
-    assert result.status is FindingStatus.DEGRADED, result.detail
+    for check in (memory_check.ceiling, memory_check.protection):
+        result = check(looked_at)
+        assert result.status is FindingStatus.DEGRADED, result.detail
     assert not list(v1_group.parent.glob("equipoise-doctor-*"))

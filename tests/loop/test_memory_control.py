@@ -11,7 +11,7 @@ from manager.control.diff import HostValues, diff
 from manager.loop.tick import TickResult
 from manager.model.decision import Action, Goal, Owned, Plan
 from manager.model.knob_spec import KnobValue
-from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
+from manager.model.knobs import HOST_UUID, MEMORIES, UNLIMITED, Knob, KnobKey
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind
 from manager.model.registration import Mode
@@ -24,6 +24,7 @@ from tests.loop.conftest import Rig
 MIB = 1 << 20
 OWN = KnobKey(domain_uuid("web"), Knob.MEMORY_PROTECTION)
 CEILING = KnobKey(domain_uuid("hog"), Knob.MEMORY_CEILING)
+SWAPPED = KnobKey(domain_uuid("web"), Knob.SWAPPINESS)
 ROUND_S = 5
 
 
@@ -60,9 +61,7 @@ class MemoryRig(Rig):
         """What is not as usual."""
         known = {**self.host.settings()}
         return {
-            key: value
-            for key, value in known.items()
-            if key.knob in {Knob.MEMORY_PROTECTION, Knob.MEMORY_CEILING} and value != key.knob.spec.value.usual
+            key: value for key, value in known.items() if key.knob in MEMORIES and value != key.knob.spec.value.usual
         }
 
 
@@ -96,6 +95,34 @@ def test_a_decision_is_told_with_its_reason(make: Callable[..., MemoryRig]) -> N
     }
 
 
+@pytest.mark.parametrize("most_protected", [0.5, 0.05])
+def test_v1_protects_as_a_whole_or_not(make: Callable[..., MemoryRig], most_protected: float) -> None:
+    rig = make(version=1)
+    rig.control(memory=MemoryRules(protect=True, most_protected=most_protected))
+    problems = rig.ticks(2 * ROUND_S + 1)[-1].problems
+    fits = most_protected == 0.5
+    assert rig.held() == ({SWAPPED: 0} if fits else {})
+    assert [problem.text[:41] for problem in problems] == [
+        "memory of critical VMs is not protected, and cgroup v1"[:41]
+    ] * (not fits)
+    rig.loop.release("test")
+    assert rig.held() == {}
+
+
+def test_v1_goes_on_with_what_an_agent_before_set(make: Callable[..., MemoryRig]) -> None:
+    rig = make(version=1)
+    rig.ticks(2 * ROUND_S)
+    assert rig.held() == {SWAPPED: 0}
+    writes = list(rig.host.writes)
+    rig.crash()
+    rig.ticks(2 * ROUND_S + 1)
+    assert (rig.held(), rig.host.writes) == ({SWAPPED: 0}, writes)
+    rig.host.vms[domain_uuid("web")].memories[Knob.SWAPPINESS, 0] = 30
+    rig.tick()
+    assert rig.held() == {SWAPPED: 30}, "another tool's value stays"
+    assert rig.journal.entries[SWAPPED].owned.external
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_one_that_grows_while_a_critical_vm_is_short(make: Callable[..., MemoryRig], version: int) -> None:
     rig = make(version)
@@ -104,7 +131,7 @@ def test_one_that_grows_while_a_critical_vm_is_short(make: Callable[..., MemoryR
     rig.ticks(ROUND_S + 1)
     assert rig.held()[CEILING] == 88 * MIB
     if version == 1:
-        assert rig.held().keys() == {CEILING}
+        assert rig.held() == {CEILING: 88 * MIB, SWAPPED: 0}
     rig.control(memory=MemoryRules())
     rig.tick()
     assert rig.held() == {}

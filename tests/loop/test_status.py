@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.status import VmStatuses, tick_record, tick_status
+from manager.loop.status import VmStatuses, power_controls, tick_record, tick_status
 from manager.loop.tick import TickResult
 from manager.model.host import PcpuTimes
 from manager.model.knobs import Knob, KnobKey
 from manager.model.law import Law
+from manager.model.power import ANY_LATENCY, ClockDomain
 from manager.model.records import VcpuTick
 from manager.model.registration import Mode
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
-from manager.protocol.report import ReportIn, VmStatus
+from manager.protocol.report import PowerControlStatus, ReportIn, VmStatus
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig
 
@@ -55,6 +56,24 @@ def busy(rig: Rig) -> Rig:
     rig.host.vms[domain_uuid("web")].delay_ns += 50_000_000
     rig.host.vms[domain_uuid("hog")].cpu_ns += 3_000_000_000
     return rig
+
+
+def test_power_controls_in_force_are_counted_and_those_of_another_tool_are_not(rig: Rig) -> None:
+    assert power_controls(rig.journal) is None
+    rig.host.boot("web", 2)
+    rig.host.powers = {(Knob.RESUME_LATENCY, cpu): ANY_LATENCY for cpu in range(4)} | {(Knob.GOVERNOR, 0): 2}
+    rig.host.clock_domains = {0: ClockDomain(frozenset(range(4)), True)}
+    rig.register("web")
+    rig.control(placement=PlacementRules(resume_latency_us=20, performance_governor=True))
+    for _ in range(3):
+        rig.tick()
+    assert power_controls(rig.journal) == PowerControlStatus(pcpus=2, clocks=1)
+    [first, _] = [key for key in rig.journal.entries if key.knob is Knob.RESUME_LATENCY]
+    rig.host.powers[first.knob, first.index] = 50
+    rig.tick()
+    assert power_controls(rig.journal) == PowerControlStatus(pcpus=1, clocks=1)
+    rig.loop.release("test")
+    assert power_controls(rig.journal) is None
 
 
 def test_enforced(busy: Rig) -> None:

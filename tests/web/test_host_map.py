@@ -200,9 +200,9 @@ def test_controls_say_how_many_vms_they_are_in_force_for_and_what_the_kernel_has
         )
     }
     assert (found["CPU weight"].in_force, found["CPU weight"].offered) == ("2 VMs", "works")
-    assert (found["Idle class for batch"].in_force, found["Idle class for batch"].offered) == ("", "unknown")
+    assert (found["Idle class for batch"].in_force, found["Idle class for batch"].offered) == ("no VM", "unknown")
     assert (found["Cache ways"].offered, found["Cache ways"].by) == ("missing", "cache-allocation")
-    assert (found["Warp"].offered, found["Warp"].in_force, found["Warp"].by) == ("works", "", "eevdf-slice")
+    assert (found["Warp"].offered, found["Warp"].in_force, found["Warp"].by) == ("works", "no VM", "eevdf-slice")
     assert found["Pinning"].by == "not reported yet"
 
 
@@ -210,8 +210,8 @@ def test_controls_say_how_many_vms_they_are_in_force_for_and_what_the_kernel_has
     ("mechanism", "warp_us", "in_force", "offered"),
     [
         ("slice", 13_288, "1 VM", "works"),
-        ("sched_ext", 0, "", "works"),
-        ("none", None, "", "missing"),
+        ("sched_ext", 0, "no VM", "works"),
+        ("none", None, "no VM", "missing"),
     ],
 )
 def test_the_control_of_warps_names_its_mechanism_and_what_it_cannot_do(
@@ -227,7 +227,8 @@ def test_the_control_of_warps_names_its_mechanism_and_what_it_cannot_do(
         "vms": 1,
         "counters": {},
     }
-    [found] = [one for one in controls(vm_lines([web], "kvm1", frozenset({0})), [], told) if one.name == "Warp"]
+    lines = vm_lines([web], "kvm1", frozenset({0}))
+    [found] = [one for one in controls(lines, [], {"warp": told}) if one.name == "Warp"]
     assert (found.in_force, found.offered) == (in_force, offered)
     assert found.by == f"{TITLES[Mechanism(mechanism)]}: it was looked for; it can do this, it cannot do that"
 

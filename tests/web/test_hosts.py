@@ -197,25 +197,33 @@ def test_what_is_divided_besides_the_cpu_is_told_with_whom_it_is_in_force_for(de
         ("disk-weight", "ignored", ""),
         ("disk-ceiling", "works", ""),
         ("network-shares", "works", ""),
+        ("tap-limit", "missing", "no act_police"),
+        ("resume-latency", "works", ""),
+        ("governor", "missing", "no cpufreq"),
     )
     seen(desk, findings={"at": "2026-03-01T11:00:00Z", "findings": [found(*check) for check in checks]})
     browser = desk.browser(Role.VIEWER)
     switched_off = browser.get(f"/hosts/{HOST}")
     tags = ["memory protected", "memory ceilings", "disk weights", "disk ceilings", "uplinks divided"]
     tags += ["memory by policy", "disks by policy", "uplinks by policy"]
+    tags += ["resume latency at most 0 us", "highest clock frequency"]
     assert not {tag.text for tag in switched_off.all("span", class_="tag")} & set(tags)
-    rows = [" ".join(switched_off.by_id(f"control-{number}").text.split()) for number in range(7, 12)]
+    rows = [" ".join(switched_off.by_id(f"control-{number}").text.split()) for number in range(7, 15)]
     assert rows == [
         "Memory protection no VM ✗ missing memory-protection",
         "Memory ceilings no VM ✓ works memory-ceiling",
         "Disk weights no VM ✗ ignored by the kernel disk-weight",
         "Disk ceilings no VM ✓ works disk-ceiling",
         "Uplink shares no VM ✓ works network-shares",
+        "Limits at taps no VM ✗ missing tap-limit",
+        "Resume latency no pCPU ✓ works resume-latency",
+        "Governor of the clock no clock ✗ missing governor",
     ]
     switched_on = {
         "memory": {"protect": True, "ceilings": True, "steps": True},
         "disk": {"weights": True, "ceilings": True, "steps": True},
         "network": {"shares": True, "steps": True},
+        "placement": {"resume_latency_us": 0, "performance_governor": True},
     }
     desk.api.ok("PUT", f"/hosts/{HOST}", switched_on)
     held = [
@@ -228,11 +236,12 @@ def test_what_is_divided_besides_the_cpu_is_told_with_whom_it_is_in_force_for(de
         )
     ]
     vms = [status("web-1"), status("crunch", libvirt_uuid="6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11", knobs=held)]
-    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(), vms=vms), role="host")
+    told = tick(power_controls={"pcpus": 3, "clocks": 1})
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=told, vms=vms), role="host")
     page = browser.get(f"/hosts/{HOST}")
     assert [tag.text for tag in page.all("span", class_="tag") if tag.text in tags] == tags
-    in_force = [page.by_id(f"control-{number}").text.split("\n")[1].strip() for number in range(7, 12)]
-    assert in_force == ["no VM", "1 VM", "1 VM", "1 VM", "1 VM"]
+    in_force = [page.by_id(f"control-{number}").text.split("\n")[1].strip() for number in range(7, 15)]
+    assert in_force == ["no VM", "1 VM", "1 VM", "1 VM", "1 VM", "no VM", "3 pCPUs", "1 clock"]
 
 
 def test_before_the_agent_looked_it_is_said_how_to(desk: Desk) -> None:

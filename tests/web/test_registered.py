@@ -266,6 +266,21 @@ def test_a_hosts_memory_disk_and_network_are_switched_in_its_form(desk: Desk, op
     assert [host[group][name] for group, name in (switch.split(".") for switch in SWITCHES)] == [False] * len(SWITCHES)
 
 
+def test_a_hosts_power_controls_are_set_in_its_form(desk: Desk, operator: Browser) -> None:
+    desk.api.ok("PUT", "/hosts/kvm7", {})
+    path = "/registered/hosts/kvm7"
+    for latency, governor, wanted in (("20", "true", (20, True)), ("0", None, (0, False)), ("", None, (None, False))):
+        given = operator.get(path).fields()
+        given["placement.resume_latency_us"] = latency
+        if governor:
+            given["placement.performance_governor"] = governor
+        else:
+            given.pop("placement.performance_governor", None)
+        assert operator.post(path, given).status == 303
+        placement = desk.api.ok("GET", "/hosts/kvm7")["placement"]
+        assert (placement["resume_latency_us"], placement["performance_governor"]) == wanted
+
+
 def test_uplinks_of_a_host_are_added_and_removed_in_its_form(desk: Desk, operator: Browser) -> None:
     desk.api.ok("PUT", "/hosts/kvm7", {})
     path, given = "/registered/hosts/kvm7", operator.get("/registered/hosts/kvm7").fields()
@@ -288,6 +303,7 @@ def test_uplinks_of_a_host_are_added_and_removed_in_its_form(desk: Desk, operato
 @pytest.mark.parametrize(
     ("field", "given", "message"),
     [
+        ("placement.resume_latency_us", "-1", "at least 0"),
         ("memory.most_protected", "0.95", "at most 0.9"),
         ("memory.headroom", "0.01", "at least 0.02"),
         ("disk.batch_weight", "0", "at least 1"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.lab.commands import run
 
 _CPU_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max", "cpu.rt_runtime_us")
-_MEMORY_FILES = ("memory.low", "memory.high", "memory.soft_limit_in_bytes")
+_MEMORY_FILES = ("memory.low", "memory.high", "memory.soft_limit_in_bytes", "memory.swappiness")
 _DISK_FILES = (
     *("io.weight", "io.bfq.weight", "blkio.bfq.weight", "io.max"),
     *("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"),

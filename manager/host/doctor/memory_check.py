@@ -6,7 +6,7 @@ from manager.host.cgroup import CgroupMounts, read_mounts
 from manager.host.doctor.check import CheckResult, Subject, degraded, ignored, missing, unknown, works
 from manager.host.doctor.scratch import refused_value, scratch_group
 from manager.host.files import text_of
-from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE
+from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE, SWAPPINESS_FILE
 
 _AMOUNT = str(1 << 24)
 _USE_V2 = "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)"
@@ -14,11 +14,17 @@ _DOCTOR_ADVICE = "do without it on this kernel"
 
 
 def protection(subject: Subject) -> CheckResult:
-    """``memory.low``, which v1 does not have. Raises OSError."""
+    """``memory.low``, or the swappiness of v1. Raises OSError."""
     mounts = read_mounts(subject.paths)
-    if "memory" in mounts.by_controller:
-        return missing("the memory controller is cgroup v1's, which protects no group from being reclaimed", _USE_V2)
-    return _tried(mounts, MEMORY_LOW_FILE, "memory of critical VMs is reclaimed last")
+    if "memory" not in mounts.by_controller:
+        return _tried(mounts, MEMORY_LOW_FILE, "memory of critical VMs is reclaimed last")
+    return _tried_v1(
+        mounts,
+        SWAPPINESS_FILE,
+        "0",
+        "critical VMs are not swapped out while a group above them is at its limit, or page cache is left to take; no"
+        " more than that",
+    )
 
 
 def ceiling(subject: Subject) -> CheckResult:
@@ -26,18 +32,22 @@ def ceiling(subject: Subject) -> CheckResult:
     mounts = read_mounts(subject.paths)
     if "memory" not in mounts.by_controller:
         return _tried(mounts, MEMORY_HIGH_FILE, "batch VMs that grow are held back")
+    return _tried_v1(
+        mounts,
+        SOFT_LIMIT_FILE,
+        _AMOUNT,
+        "it holds nobody back, but once the host is short of memory the kernel reclaims what is above it first",
+    )
+
+
+def _tried_v1(mounts: CgroupMounts, name: str, wanted: str, effect: str) -> CheckResult:
     root, _ = mounts.by_controller["memory"]
     with scratch_group(root) as group:
-        file = group / SOFT_LIMIT_FILE
-        if not file.exists():
-            return missing(f"a new group has no {SOFT_LIMIT_FILE}", _USE_V2)
-        if wrong := refused_value(file, _AMOUNT):
+        if not (group / name).exists():
+            return missing(f"a new group has no {name}", _USE_V2)
+        if wrong := refused_value(group / name, wanted):
             return ignored(wrong, _DOCTOR_ADVICE)
-    return degraded(
-        f"cgroup v1: {SOFT_LIMIT_FILE} is taken. It holds nobody back, but once the host is short of memory the kernel"
-        " reclaims what is above it first",
-        _USE_V2,
-    )
+    return degraded(f"cgroup v1: {name} is taken: {effect}", _USE_V2)
 
 
 def _tried(mounts: CgroupMounts, name: str, effect: str) -> CheckResult:
