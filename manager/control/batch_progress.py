@@ -1,7 +1,9 @@
 """How batch VMs fare: progress against running alone, and whether their jobs will be done in time. Pure.
 
 What a VM would use alone is registered, or learnt while it hardly waits. While it waits it would use what it wants, but
-no more than that: a vCPU that waits also wants to run for longer.
+no more than that: a vCPU that waits also wants to run for longer. Where instructions are counted, progress is that of
+instructions: in the CPU time that it gets a VM runs fewer of them in each cycle while others take caches and memory
+bandwidth from it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from manager.model.fields import timestamp
 from manager.model.host import VmInstance
 from manager.model.job import MOST_SLOWDOWN, AloneBy, BatchJob, BatchVm, JobState
 from manager.model.records import News, Severity
+from manager.model.units import percent
 
 FOLLOW_S = 5.0
 """How batch VMs fare is looked at so often, and not in each of shorter intervals: their work takes hours."""
@@ -30,6 +33,7 @@ CALM_SHARE = 0.05
 """A VM is calm while it waits for less than this part of what it wants."""
 LEAST_PCPUS = 0.02
 """A VM that wants less has no work at present."""
+LEAST_SPEED = 0.001
 JUDGED_S = 30.0
 """Before a VM was seen for so long it is not called slow."""
 HYSTERESIS = 0.05
@@ -58,7 +62,8 @@ class Account:
 class Followed:
     """What is remembered of a batch VM; averages are None before it was seen for an interval.
 
-    ``job_s``: how long its work has counted while it was seen.
+    ``job_s``: how long its work has counted while it was seen. ``ipc``: its instructions per cycle, ``calm_ipc``: those
+    while it was calm; None where they are not counted, or were not then.
     """
 
     got_pcpus: float | None = None
@@ -72,6 +77,15 @@ class Followed:
     state_text: str = ""
     too_slow: bool = False
     slow_text: str = ""
+    ipc: float | None = None
+    calm_ipc: float | None = None
+
+    @property
+    def speed(self) -> float | None:
+        """Its instructions per cycle as a part of those in calm, at least ``LEAST_SPEED``; None: not known."""
+        if self.ipc is None or self.calm_ipc is None or self.calm_s < LEAST_CALM_S:
+            return None
+        return min(max(self.ipc / self.calm_ipc, LEAST_SPEED), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +123,7 @@ def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgres
     accounts = dict(before.accounts)  # also of VMs that are off or cannot be read now: the next run is another instance
     vms: list[BatchVm] = []
     pcpus = len(snapshot.capabilities.online_cpus)
+    counted = {use.vm: 1 / use.cycles_per_instruction for use in snapshot.resources.vms if use.cycles_per_instruction}
     for view in snapshot.vms:
         if view.critical or view.name not in used:
             continue
@@ -124,7 +139,7 @@ def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgres
             continue
         same = account is not None and account == before.accounts.get(view.name)
         job_s = then.job_s + snapshot.interval_s if same else 0.0
-        now = _averaged(view, job, pcpus, snapshot.interval_s, then, job_s)
+        now = _averaged(view, job, pcpus, snapshot.interval_s, then, job_s, counted.get(view.name))
         status = _status(view, job, now, account, cpu, snapshot.now_s)
         followed[view.name] = _announced(status, view, job, now, snapshot.now_s)
         vms.append(status)
@@ -170,12 +185,15 @@ def _account(job: BatchJob, cpu: CpuUsed, before: Account | None) -> Account | N
     return replace(before, deadline_s=job.deadline_s, begun_cpu_s=cpu.cpu_s if done else before.begun_cpu_s)
 
 
-def _averaged(view: VmView, job: BatchJob, pcpus: int, interval_s: float, then: Followed, job_s: float) -> Followed:
+def _averaged(
+    view: VmView, job: BatchJob, pcpus: int, interval_s: float, then: Followed, job_s: float, ipc: float | None
+) -> Followed:
     got, wants = view.cpu_share * pcpus, wanted_pcpus(view, pcpus)
-    alone_pcpus, calm_s = then.alone_pcpus, then.calm_s
+    alone_pcpus, calm_s, calm_ipc = then.alone_pcpus, then.calm_s, then.calm_ipc
     if got >= LEAST_PCPUS and wants - got <= CALM_SHARE * wants:
         calm_s = min(calm_s + interval_s, max(LEARN_S, interval_s))
         alone_pcpus = average(alone_pcpus, got, interval_s / calm_s)
+        calm_ipc = calm_ipc if ipc is None else average(calm_ipc, ipc, interval_s / calm_s)
     known, _ = _alone(job, alone_pcpus, calm_s)
     would = wants if known is None else min(wants, max(known, got))
     seen_s = min(then.seen_s + interval_s, max(WINDOW_S, interval_s))
@@ -192,6 +210,8 @@ def _averaged(view: VmView, job: BatchJob, pcpus: int, interval_s: float, then: 
         then.state_text,
         then.too_slow,
         then.slow_text,
+        None if ipc is None else average(then.ipc, ipc, smoothing),
+        calm_ipc,
     )
 
 
@@ -207,7 +227,7 @@ def _status(view: VmView, job: BatchJob, now: Followed, account: Account | None,
     got, would = now.got_pcpus or 0.0, now.would_pcpus or 0.0
     slowdown = None
     if would >= LEAST_PCPUS:
-        slowdown = min(max(would / got, 1.0), MOST_SLOWDOWN) if got > 0 else MOST_SLOWDOWN
+        slowdown = min(max(would / got, 1.0) / (now.speed or 1.0), MOST_SLOWDOWN) if got > 0 else MOST_SLOWDOWN
     alone_pcpus, alone_by = _alone(job, now.alone_pcpus, now.calm_s)
     status = BatchVm(
         view.name,
@@ -218,6 +238,7 @@ def _status(view: VmView, job: BatchJob, now: Followed, account: Account | None,
         alone_by,
         None if alone_pcpus is None else round(alone_pcpus, 3),
         too_slow=_too_slow(job, slowdown, now),
+        speed=None if now.speed is None else round(now.speed, 3),
     )
     if account is None:
         return status
@@ -261,6 +282,8 @@ def _announced(status: BatchVm, view: VmView, job: BatchJob, now: Followed, now_
             f"{status.vm} runs {status.slowdown or 1:.2f} times slower than alone, agreed are {job.max_slowdown or 1:g}"
         )
         text = f"{slow}: it gets {status.got_pcpus:.2f} of the {status.would_pcpus:.2f} pCPUs that it would use"
+        if status.speed is not None and status.speed < 1:
+            text += f", and runs {percent(status.speed)} of the instructions per cycle that it runs in calm"
         now = replace(now, too_slow=status.too_slow, slow_text=text if status.too_slow else "")
     return now
 

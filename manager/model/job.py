@@ -81,8 +81,8 @@ class AloneBy(StrEnum):
 class BatchVm:
     """How a batch VM fares beside the others; rates are averages over the last minute, in CPU seconds a second.
 
-    ``would_pcpus`` is what it would use at present if it were alone, ``slowdown`` that over ``got_pcpus``, and at least
-    1; None: it wants next to nothing. ``done_cpu_s`` and ``needed_pcpus`` are those of a job with a deadline.
+    ``would_pcpus`` is what it would use at present if it were alone, ``slowdown`` that over ``got_pcpus`` and ``speed``
+    and at least 1; None: it wants next to nothing. ``done_cpu_s`` and ``needed_pcpus`` are of a job with a deadline.
     """
 
     vm: Name
@@ -101,6 +101,13 @@ class BatchVm:
         float | None, Field(description="CPU seconds a second that it needs until its deadline; null: none")
     ] = None
     too_slow: Annotated[bool, Field(description="slower than its max_slowdown")] = False
+    speed: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Field(
+            exclude_if=lambda speed: speed is None,
+            description="instructions per cycle, as a part of those while it hardly waited; absent: not counted",
+        ),
+    ] = None
     __pydantic_config__: ClassVar = WIRE
 
     @property

@@ -26,6 +26,7 @@ from manager.model.job import AloneBy, BatchJob, BatchVm, JobState
 from manager.model.law import Law
 from manager.model.records import Severity
 from manager.model.registration import HostSpec, VmClass
+from manager.model.resource_use import ResourceUse, VmResources
 from tests.unit.build import capabilities, view
 
 RUN = VmInstance("u", "render", 1, 1)
@@ -44,10 +45,12 @@ class Life:
         self.vm, self.progress = batch(job=job, vcpus=vcpus), BatchProgress()
         self.now_s, self.cpu_s, self.run = 1000.0, 50.0, RUN
 
-    def go(self, intervals: int, got: float, waits: float = 0.0) -> BatchVm | None:
+    def go(self, intervals: int, got: float, waits: float = 0.0, cpi: float | None = None) -> BatchVm | None:
+        resources = ResourceUse((VmResources("render", cycles_per_instruction=cpi),))
         for _ in range(intervals):
             seen = replace(self.vm, cpu_share=got / 4, run_delay_share=waits)
-            moment = Snapshot(self.now_s, INTERVAL_S, HostSpec("h1"), capabilities(), (seen, view("web")))
+            vms = (seen, view("web"))
+            moment = Snapshot(self.now_s, INTERVAL_S, HostSpec("h1"), capabilities(), vms, resources=resources)
             self.progress = follow(moment, {"render": CpuUsed(self.run, self.cpu_s)}, self.progress)
             self.now_s += INTERVAL_S
             self.cpu_s += got * INTERVAL_S
@@ -78,6 +81,29 @@ def test_what_it_uses_alone_is_learnt_while_it_is_calm() -> None:
     assert busy is not None
     assert busy.slowdown == pytest.approx(2.0, rel=0.02)
     assert (busy.wants_pcpus, busy.would_pcpus) == (pytest.approx(1.7, rel=0.02), pytest.approx(1.0, rel=0.02))
+
+
+def test_progress_is_that_of_instructions_where_they_are_counted() -> None:
+    """The same CPU time, of which a neighbour makes half: first a part of the CPU time, then that part of the cache."""
+    life = Life(BatchJob(max_slowdown=2.5))
+    calm = life.go(20, 1.0, cpi=0.8)
+    assert calm is not None and (calm.speed, calm.slowdown) == (1.0, 1.0)
+    shares = life.go(60, 0.5, waits=1.2, cpi=0.8)
+    assert shares is not None and (shares.speed, shares.slowdown) == (1.0, pytest.approx(2.0, rel=0.02))
+    harmed = life.go(60, 0.5, waits=1.2, cpi=1.6)
+    assert harmed is not None
+    assert (harmed.speed, harmed.slowdown) == (pytest.approx(0.5, rel=0.02), pytest.approx(4.0, rel=0.03))
+    assert harmed.progress == pytest.approx(0.25, rel=0.03)
+    assert harmed.too_slow and "instructions per cycle" in life.progress.followed["render"].slow_text
+
+
+@pytest.mark.parametrize("cpi", [None, 0.4])
+def test_where_nothing_is_counted_or_it_is_faster_than_in_calm_cpu_time_counts(cpi: float | None) -> None:
+    life = Life()
+    life.go(20, 1.0, cpi=0.8)
+    found = life.go(60, 0.5, waits=1.2, cpi=cpi)
+    assert found is not None and found.slowdown == pytest.approx(2.0, rel=0.02)
+    assert found.speed == (None if cpi is None else 1.0)
 
 
 def test_without_calm_time_it_would_use_what_it_wants() -> None:
