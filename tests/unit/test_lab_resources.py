@@ -37,7 +37,7 @@ def test_each_resource_has_a_service_and_who_harms_it(resource: Resource) -> Non
 
 @each_resource
 def test_only_what_protects_a_resource_needs_time_to_act(resource: Resource) -> None:
-    assert [phase.name for phase in resource.phases if lead_of(phase) == LEAD_S] == (
+    assert [phase.name for phase in resource.phases if lead_of(resource, phase) == LEAD_S] == (
         [PROTECTED] if resource.settings else []
     )
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from deploy.lab.demo.measure import CpuUse, measure
+from deploy.lab.demo.originals import qemu_pid
 from deploy.lab.demo.resources_scene import (
     DISK_FILE,
     DISK_MIB,
@@ -25,7 +26,10 @@ from deploy.lab.demo.resources_scene import (
     PROTECTED,
     RESOURCES,
     SERVED_MIB,
+    SWAP_MIB,
+    TAKEN_MIB,
     USED_MIB,
+    VMS_MIB,
     WIRE_MBIT,
     Resource,
     resource_scene,
@@ -35,6 +39,7 @@ from deploy.lab.demo.scene import WARMUP_S, DemoPhase, Scene
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.stretches import stretches
 from deploy.lab.guest import DEFAULT_BASE
+from deploy.lab.short_memory import limited_together, swap_on
 from deploy.lab.slow_disk import slow_disk, why_no_slow_disk
 from deploy.lab.slow_wire import slow_wire
 from manager.model.histogram import Histogram
@@ -43,7 +48,6 @@ DEFAULT_PHASE_S = 18.0
 TURNS = 3
 LEAD_S = 27.0
 """So long what protects a resource has to find its measure: five rounds of readings, and some more."""
-SETTLE_S = 1.0
 _DISK = DEFAULT_BASE / "slow-disk"
 
 
@@ -67,9 +71,9 @@ def play(console: Console, duration_s: float) -> dict[str, Any]:
     """Run all phases of all resources, each ``duration_s`` long in all turns; the result as JSON. Raises
     EquipoiseError.
     """
-    played, skipped = [], {"memory": "no VM here can be short of memory by itself; see docs/concepts/memory.md"}
+    played, skipped = [], {}
     for resource in RESOURCES:
-        why = why_no_slow_disk() if resource.name == "disk" else ""
+        why = why_no_slow_disk() if resource.name in {"disk", "memory"} else ""
         if why:
             skipped[resource.name] = why
             console.print(f"== {resource.name} is left out: {why}", highlight=False)
@@ -93,10 +97,13 @@ def play(console: Console, duration_s: float) -> dict[str, Any]:
 def _play_resource(console: Console, stack: ExitStack, resource: Resource, duration_s: float) -> dict[str, Any]:
     console.print(f"== {resource.name}: {resource.service} beside {_in_words(resource)}", highlight=False)
     stage = set_up(console, stack, resource_scene(resource), prepare=_PREPARATIONS.get(resource.name, _nothing))
+    if resource.name == "memory":
+        console.print(f"      all VMs together get {VMS_MIB} MiB, less than they need", highlight=False)
+        stack.enter_context(limited_together(qemu_pid(stage.scene.vms[0].name), VMS_MIB))
     turn_s = duration_s / TURNS
     turns: dict[str, list[ResourceTurn]] = {phase.name: [] for phase in resource.phases}
     with progress_bar(console) as progress:
-        length_s = {phase.name: WARMUP_S + lead_of(phase) + turn_s for phase in resource.phases}
+        length_s = {phase.name: WARMUP_S + lead_of(resource, phase) + turn_s for phase in resource.phases}
         task = progress.add_task(resource.name, total=TURNS * sum(length_s.values()))
         done_s = 0.0
         for number, phase in product(range(1, TURNS + 1), resource.phases):
@@ -126,9 +133,9 @@ def _advance(progress: Progress, task: TaskID, done_s: float, more_s: float) -> 
     progress.update(task, completed=done_s + more_s)
 
 
-def lead_of(phase: DemoPhase) -> float:
+def lead_of(resource: Resource, phase: DemoPhase) -> float:
     """Seconds of load before a phase is measured."""
-    return LEAD_S if phase.name == PROTECTED else SETTLE_S
+    return LEAD_S if phase.name == PROTECTED else resource.settle_s
 
 
 def joined(turns: Sequence[ResourceTurn]) -> dict[str, Any]:
@@ -168,7 +175,7 @@ def _turn(
     stage.service.control(phase.settings)
     with paused(stage.lab, () if phase.batch_runs else antagonists):
         before = _done(stage, resource)
-        measured = measure(stage.scene, stage.meter, lead_of(phase) + turn_s, push, progress)
+        measured = measure(stage.scene, stage.meter, lead_of(resource, phase) + turn_s, push, progress)
         done = _done(stage, resource) - before
         knobs = stage.service.knobs(resource.knobs)
     ends_s = max(interval["end_epoch_s"] for interval in pushed)
@@ -180,7 +187,7 @@ def _turn(
         load["client_limited"],
         load["cpu_share"],
         measured.use,
-        done / (WARMUP_S + lead_of(phase) + turn_s),
+        done / (WARMUP_S + lead_of(resource, phase) + turn_s),
         knobs,
     )
 
@@ -209,6 +216,13 @@ def _images(stack: ExitStack, scene: Scene) -> Scene:
     return with_disks(scene, images)
 
 
+def _swap(stack: ExitStack, scene: Scene) -> Scene:
+    """The same scene, with a slow disk to swap to."""
+    disk = stack.enter_context(slow_disk(_DISK, DISK_REQUESTS_PER_S, SWAP_MIB + SWAP_MIB // 4))
+    stack.enter_context(swap_on(disk, SWAP_MIB))
+    return scene
+
+
 def _nothing(_stack: ExitStack, scene: Scene) -> Scene:
     return scene
 
@@ -218,7 +232,7 @@ def _uplink(stack: ExitStack, scene: Scene) -> Scene:
     return replace(scene, clients=stack.enter_context(slow_wire(WIRE_MBIT)).clients)
 
 
-_PREPARATIONS = {"disk": _images, "network": _uplink}
+_PREPARATIONS = {"memory": _swap, "disk": _images, "network": _uplink}
 
 
 def _in_words(resource: Resource) -> str:
@@ -227,9 +241,10 @@ def _in_words(resource: Resource) -> str:
 
 
 ANTAGONISTS = {
+    "memory": f"memory: grows to {TAKEN_MIB} MiB, and touches all of that for ever",
     "disk": "the disk that all use: blocks of 4 KiB, half of them written, 16 at once",
     "network": "the uplink: datagrams of 1,400 bytes through it, as many as it can send",
     "interrupts": "interrupts: datagrams of one byte to the host, as many as it can send",
     "cache": "the cache: 64 MiB walked through by each of two vCPUs",
 }
-UNITS = {"disk": "requests/s", "network": "packets/s", "interrupts": "packets/s", "cache": "pCPUs"}
+UNITS = {"memory": "pCPUs", "disk": "requests/s", "network": "packets/s", "interrupts": "packets/s", "cache": "pCPUs"}

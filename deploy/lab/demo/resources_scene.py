@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.lab.demo.scene import EQUAL, MANAGED_PCPUS, DemoPhase, Scene, Service
 from deploy.lab.lab_vms import PREFIX, GuestRole, LabVm
 from deploy.lab.slow_wire import CLIENTS_ADDRESS, UPLINK
+from manager.load.spec import MemcachedOptions
 from manager.model.cpus import format_cpus
 from manager.model.knobs import Knob
 
@@ -24,13 +25,22 @@ DISK_RATE_RPS, WEB_RATE_RPS, MEMCACHED_RATE_RPS = 150.0, 100.0, 1000.0
 """Of files, each a request of the disk: more than an equal share beside ``DISK_ANTAGONISTS``. BFQ serves who takes less
 than that in time whatever the weights."""
 DISK_ANTAGONISTS = 4
+VALUES = MemcachedOptions(keys=6000, value_bytes=4000)
+"""What a memcached that is to be short of memory holds, 24 MB, and is asked for."""
+VALUES_RATE_RPS = 200.0
+TAKEN_MIB, VMS_MIB, SWAP_MIB = 160, 220, 512
+"""What the antagonist touches for ever, and what all VMs together may have: less than the two need, some 80 MiB of the
+service's among it; what is not used, such as of their boot, goes to the swap."""
+MEMORY_SETTLE_S = 10.0
+"""So long a service reads again what was taken from it in the phase before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
     """A resource that VMs share: who is harmed, by whom, and what of Equipoise protects it.
 
-    ``settings`` of the host switch on what sets ``knobs``; without any, nothing protects this resource as such.
+    ``settings`` of the host switch on what sets ``knobs``; without any, nothing protects this resource as such. Each
+    phase lasts ``settle_s`` before it counts.
     """
 
     name: str
@@ -42,6 +52,8 @@ class Resource:
     antagonists: int = 1
     settings: Mapping[str, Any] | None = None
     knobs: frozenset[Knob] = frozenset()
+    values: MemcachedOptions = field(default_factory=MemcachedOptions)
+    settle_s: float = 1.0
 
     @property
     def phases(self) -> tuple[DemoPhase, ...]:
@@ -57,6 +69,17 @@ class Resource:
 
 
 RESOURCES = (
+    Resource(
+        "memory",
+        "protection of the service's memory, and ceilings",
+        GuestRole.MEMCACHED,
+        {"kind": "memory", "mib": TAKEN_MIB, "mib_per_s": 64},
+        VALUES_RATE_RPS,
+        settings={"memory": {"protect": True, "ceilings": True}},
+        knobs=frozenset({Knob.MEMORY_PROTECTION, Knob.MEMORY_CEILING, Knob.SWAPPINESS}),
+        values=VALUES,
+        settle_s=MEMORY_SETTLE_S,
+    ),
     Resource(
         "disk",
         "weights and ceilings of VMs on the disk",
@@ -111,8 +134,8 @@ def resource_scene(resource: Resource) -> Scene:
         )
         for number in range(resource.antagonists)
     )
-    services = (Service(resource.service, service, resource.rate_rps, sla_ms=10.0, path=resource.path),)
-    return Scene(managed, online - managed or managed, services, antagonists, push_interval_s=1.0)
+    at = Service(resource.service, service, resource.rate_rps, 10.0, resource.path, values=resource.values)
+    return Scene(managed, online - managed or managed, (at,), antagonists, push_interval_s=1.0)
 
 
 def with_disks(scene: Scene, disks: Mapping[str, Any]) -> Scene:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, GuestRole, LabVm
@@ -38,13 +38,14 @@ class Service:
     path: str = "/4k.txt"
     spike_rps: float | None = None
     max_rate_rps: float | None = None
+    values: MemcachedOptions = field(default_factory=MemcachedOptions)
     seed: int = 1
     lead_s: float = 0.0
 
     def load(self, duration_s: float, push_interval_s: float) -> LoadSpec:
         """The same load whenever it is asked for, arrivals included."""
         port, protocol = (
-            (MEMCACHED_PORT, MemcachedOptions())
+            (MEMCACHED_PORT, self.values)
             if self.vm.role is GuestRole.MEMCACHED
             else (HTTP_PORT, HttpOptions(self.path))
         )
