@@ -138,6 +138,10 @@ def test_nothing_is_offered_while_the_sla_is_met_nor_without_leave_nor_for_what_
     assert offered(replace(snapshot, vms=observed)) == []
 
 
+def test_on_cgroup_v1_protection_is_swappiness() -> None:
+    assert steps_of(offered(seen(short(), knobs=frozenset({Knob.SWAPPINESS, Knob.MEMORY_CEILING})))) == MEMORY_STEPS
+
+
 def test_what_the_host_lacks_or_always_does_is_not_a_step() -> None:
     assert offered(seen(short(), knobs=frozenset())) == []
     always = replace(
