@@ -222,9 +222,10 @@ class ManagerLink:
         read = [(body, read_window(application, body)) for body in fresh]
         return sorted([*again, *read], key=lambda pair: pair[1].end_s)
 
-    def send(self, report: Report, *, ask: bool = False, history: bool = True) -> Assigned:
+    def send(self, report: Report, *, ask: bool = False, history: bool = True, easy_s: float = math.inf) -> Assigned:
         """Report the last tick, and with ``history`` all that waits, oldest first, until nothing does.
 
+        It comes in parts; after one that the manager took longer than ``easy_s`` for, the rest stays in the outbox.
         With ``ask`` the assignment that is returned is the current one, as that of ``fetch``. Raises
         ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
@@ -247,12 +248,14 @@ class ManagerLink:
                 live=report.live,
                 wants_slots=ask and last,
             )
+            begin_s = system_clock().monotonic_s
             response, slots, stored = deliver(pieces, post, self._reject)
+            enough = system_clock().monotonic_s - begin_s > easy_s and not windows
             if waiting.last:
                 self._outbox.drop_through(waiting.last)
             self.vms_missing, self.cadence = stored.vms_missing, stored.cadence
             self.orders = tuple(stored.migrations)
-            if last:
+            if last or enough:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._assigned if done else self.fetch()
 

@@ -8,6 +8,7 @@ with one report a minute. Where somebody looks at the host, and in a small fleet
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,8 @@ _SERVICES_S = 10.0
 """Figures of services are reported so often at most: they change all the time."""
 _UNANSWERED_S = 10.0
 """The manager counts as up for so long, and three exchanges, after it answered."""
+_EASY_S = 1.0
+"""A manager that takes longer for a part of what waits has enough to do: the rest comes at this host's next turn."""
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +117,9 @@ class Reporter(Background):
     def turn(self) -> None:
         """An exchange, if one is due by the manager's cadence, or something cannot wait."""
         now_s = system_clock().monotonic_s
-        history = self._outgoing.urgent or self._pace.history_due(now_s)
+        if not self._pace.asks(now_s):
+            return
+        history = self._pace.history_due(now_s, urgent=self._outgoing.urgent)
         if history or self._link.shared or self._pace.live_due(now_s) or self._is_urgent():
             self.exchange(history=history)
 
@@ -140,7 +145,7 @@ class Reporter(Background):
             self._outgoing.urgent = False
         sources, services = self._telemetry.statuses(), self._telemetry.services()
         facts = self._facts()
-        news, services_due = self._is_news(facts), self._are_due(services)
+        news, services_due = self._is_news(facts, history=history), self._are_due(services)
         migrations = tuple(self._migrations.reports())
         self._outgoing.metrics.observe_sources(sources)
         try:
@@ -163,9 +168,11 @@ class Reporter(Background):
                     domains=tuple(facts.domains.values()),
                     findings=facts.findings,
                 )
-            assigned = self._link.send(report, ask=ask, history=history)
+            in_turns = self._pace.cadence is not None and not self._stopping.is_set()
+            assigned = self._link.send(report, ask=ask, history=history, easy_s=_EASY_S if in_turns else math.inf)
         except (ManagerUnavailable, JournalError) as error:
             self._outgoing.urgent = urgent or self._outgoing.urgent
+            self._pace.failed(system_clock().monotonic_s)
             return self._without_manager(error)
         self._migrations.reported(migrations)
         self._migrations.obey(self._link.orders)
@@ -258,13 +265,14 @@ class Reporter(Background):
         recently = system_clock().monotonic_s - self._answered_s <= 3 * self._sync_s + _UNANSWERED_S
         return float(self._manager_answers is True and recently)
 
-    def _is_news(self, facts: _HostFacts) -> bool:
-        """Whether they are to be reported: they may be long, and are repeated now and then at most."""
+    def _is_news(self, facts: _HostFacts, *, history: bool) -> bool:
+        """Whether they are to be reported: they may be long, and are repeated now and then at most, with history."""
         if self._reported_facts is None:
             return True
         reported, reported_s = self._reported_facts
         repeat_s = _REPEAT_S if self._pace.cadence is None else _SPARING_REPEAT_S
-        return reported != facts or self._link.vms_missing or system_clock().monotonic_s - reported_s > repeat_s
+        repeated = history and system_clock().monotonic_s - reported_s > repeat_s
+        return reported != facts or self._link.vms_missing or repeated
 
     def _are_due(self, services: HostServices) -> bool:
         """Whether the services of the domains are to be reported; also now and then where they did not change."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from manager.loop import link as link_module
 from manager.loop import reporter as reporter_module
 from manager.loop.observer import Clock
 from manager.loop.pace import Pace
@@ -152,6 +153,79 @@ def test_hosts_take_turns_by_themselves() -> None:
         due[first] += 1
     assert min(due) > 60, "about 100 in each interval of the next minute"
     assert sum(pace.live_due(3600.0 + SLOT_S) for pace in paces) in range(480, 720)
+
+
+def away(pace: Pace, begin_s: float, end_s: float) -> int:
+    """No manager answers in between, and is asked every second where that may be; how often it was."""
+    asked = 0
+    for second in range(int(begin_s), int(end_s)):
+        if pace.asks(second) and (pace.live_due(second) or pace.history_due(second)):
+            pace.failed(second)
+            asked += 1
+    return asked
+
+
+def test_a_fleet_comes_back_by_itself_in_turns() -> None:
+    """After an hour without a manager each host is there within two intervals, what waited comes within a minute."""
+    paces = [Pace(f"kvm{number}") for number in range(1200)]
+    for pace in paces:
+        pace.reported(0.0, CADENCE, history=True)
+    asked = [away(pace, 60, 3600) for pace in paces]
+    assert max(asked) <= 3540 / CADENCE.live_s + 2, "at once again, then once in each turn"
+    live, history = [0] * 10, [0] * 71
+    for pace in paces:
+        first = next(second for second in range(10) if pace.asks(3600.0 + second))
+        live[first] += 1
+        assert pace.live_due(3600.0 + first)
+        assert not pace.history_due(3600.0 + first, urgent=True), "first it says that it is there"
+        pace.reported(3600.0 + first, CADENCE, history=False)
+        due = next(second for second in range(first + 1, 71) if pace.history_due(3600.0 + second, urgent=True))
+        history[due] += 1
+        pace.reported(3600.0 + due, CADENCE, history=True)
+        assert pace.history_due(3600.0 + due + 1, urgent=True), "then events are as urgent as ever"
+    assert min(live) > 90, "about 120 in each second"
+    assert max(history) < 45, "about 20 in each second of the next minute"
+
+
+def test_a_manager_that_is_away_for_a_moment_delays_nothing() -> None:
+    """As when one of its processes ends: another one is asked at once, and gets all that is due."""
+    pace = Pace("a")
+    pace.reported(0.0, CADENCE, history=True)
+    pace.failed(60.0)
+    assert pace.asks(61.0)
+    assert pace.history_due(61.0)
+    pace.reported(61.0, CADENCE, history=True)
+    assert not pace.history_due(62.0)
+    assert pace.history_due(62.0, urgent=True)
+
+
+def test_after_an_outage_the_state_comes_first_and_then_what_waited(site: Site) -> None:
+    [a, _] = site.machines
+    to_history(site)
+    site.up = False
+    for _ in range(30):
+        interval(site)
+    site.up = True
+    reports = [report for _ in range(14) for report in interval(site)]
+    assert not has_history(reports[0])
+    [first, *_] = [number for number, report in enumerate(reports) if has_history(report)]
+    assert len(reports[first]["ticks"]) > 30, "nothing is lost"
+    assert not a.outbox.peek(1, 1000).last or not has_history(reports[-1])
+
+
+def test_of_a_slow_manager_no_more_is_asked_than_it_can_do(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits comes in parts; after one that took long the rest waits for the next turn."""
+    [a, _] = site.machines
+    monkeypatch.setattr(link_module, "_BATCH", 10)
+    site.up = False
+    for _ in range(30):
+        interval(site)
+    site.up = True
+    steps = iter(range(1, 100_000))
+    monkeypatch.setattr(link_module, "system_clock", lambda: Clock(site.now_s, 2.0 * next(steps)))
+    with_history = [sum(has_history(report) for report in interval(site)) for _ in range(14)]
+    assert max(with_history) == 1, "one part in a turn"
+    assert a.outbox.peek(1, 1000).last, "the rest still waits"
 
 
 def test_a_manager_that_forgot_the_host_is_told_all_at_once(site: Site) -> None:
