@@ -22,11 +22,16 @@ from webui.words import label_of
 
 _ROWS = 100
 """Of each kind on a page."""
+_MOVED = 1000
+"""So many are looked through for those that were picked: others may have started meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A domain that runs unregistered, as it would be registered. ``key`` names it in the form."""
+    """A domain that runs unregistered, as it would be registered. ``key`` names it in the form.
+
+    ``by_uuid``: another domain or VM has its name.
+    """
 
     index: int
     key: str
@@ -81,28 +86,40 @@ def _part(kind: str, search: str, after: str) -> Listed:
 @web.route("/registered/pick", methods=["GET", "POST"])
 @allow(OPERATOR)
 def pick() -> AnyResponse:
-    """Register some of the VMs that run, several at once."""
-    names = {vm["name"] for vm in rest.every("/vms")}
-    rows = candidates(list(rest.every("/domains", registered=False)), names)
+    """Register some of the VMs that run, several at once: those of a part of their list.
+
+    ``search`` is a part of their libvirt names; ``after`` says where the part begins.
+    """
+    search, after = request.args.get("search", "").strip(), request.args.get("after", "")
+    posted = request.method == "POST"
+    asked = {"search": search or None, "cursor": after or None, "limit": _MOVED if posted else _ROWS}
+    answer = rest.get("/domains", registered=False, **asked)
+    rows = candidates(answer["items"])
     status, saved, nothing = HTTPStatus.OK, 0, False
-    if request.method == "POST":
+    if posted:
         rows, saved = register(rows, request.form)
+        rows = [row for row in rows if row.index < _ROWS or row.chosen]
         wrong = any(row.error for row in rows)
         if saved and not wrong:
             target = "register_first" if "first" in request.form else "registered"
             return redirect(url_for(f"web.{target}", picked=saved), HTTPStatus.SEE_OTHER)
         status, nothing = HTTPStatus.UNPROCESSABLE_ENTITY, not saved and not wrong
-    return page("pick.html", status, found=rows, saved=saved, nothing=nothing, hosts=list(rest.every("/hosts")))
+    shown = {"search": search, "after": after, "next": answer["next"], "reporting": bool(rows or _reports())}
+    return page("pick.html", status, found=rows, saved=saved, nothing=nothing, **shown)
 
 
-def candidates(domains: Sequence[Json], taken: set[str]) -> list[Candidate]:
-    """Domains with names that registrations may have and none has: a domain's own, if that may be."""
-    taken = set(taken)
-    names = [domain["libvirt_name"] for domain in domains]
+def _reports() -> bool:
+    """Whether there is any host."""
+    return bool(rest.get("/hosts", limit=1)["items"])
+
+
+def candidates(domains: Sequence[Json]) -> list[Candidate]:
+    """Domains, in the same order, with names that registrations may have: a domain's own, if that may be."""
+    taken: set[str] = set()
     rows: list[Candidate] = []
-    for domain in sorted(domains, key=lambda domain: (domain["libvirt_name"], domain["host"])):
+    for domain in domains:
         host, libvirt_name, uuid = domain["host"], domain["libvirt_name"], domain["libvirt_uuid"]
-        same = names.count(libvirt_name) > 1  # on several hosts: only the UUID tells them apart
+        same = domain["name_shared"]
         base = re.sub(r"[^A-Za-z0-9._-]", "-", libvirt_name).lstrip("._-")[:50] or "vm"
         name, number = (f"{base}-{host}"[:60] if same else base), 2
         while name in taken:

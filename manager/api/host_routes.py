@@ -26,7 +26,7 @@ from manager.model.registration import HostIn, HostSpec
 from manager.model.traffic import HostServices, SeenService
 from manager.protocol.report import TickStatus
 from manager.store.agent_tenure import replace_agent, rival_of
-from manager.store.hosts import adopt_host, get_findings, get_services, list_domains, put_host
+from manager.store.hosts import adopt_host, get_findings, get_services, list_domains, put_host, shared_names
 from manager.store.models import HostRow, Json
 from manager.store.registrations import delete, get
 
@@ -133,6 +133,11 @@ def _described(_session: Session, row: HostRow) -> Json:
     return json_fields(_body(row))
 
 
+def _domain(row: Any, shared: Collection[str]) -> DomainOut:
+    """A domain of ``list_domains``; ``shared`` are the names that tell none from another."""
+    return DomainOut(**row._mapping, name_shared=row.registered_as is None and row.libvirt_name in shared)
+
+
 def reported_api(context: ManagerContext) -> RouteGroup:
     """The routes of what agents reported: capabilities, domains, and the doctor's findings."""
     api = RouteGroup("reported", "Reports of agents on their hosts.")
@@ -153,7 +158,8 @@ def reported_api(context: ManagerContext) -> RouteGroup:
                 get(session, HostRow, host)
             after, most = read_cursor(query, _DOMAIN), query.limit + 1
             rows = list_domains(session, host, query.registered, after, most, query.search)
-        return part(Page[DomainOut], query, rows, itemgetter(0, 1))
+            shared = shared_names(session, {row.libvirt_name for row in rows if row.registered_as is None})
+        return part(Page[DomainOut], query, rows, itemgetter(0, 1), lambda row: _domain(row, shared))
 
     @api.at("GET /hosts/<name>/domains", VIEWER_OR_OWN_HOST)
     def get_host_domains(path: NamePath, query: DomainQuery) -> Page[DomainOut]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
@@ -141,6 +141,15 @@ def list_domains(
     if after is not None:
         query = query.where(tuple_(*place) > tuple_(*map(literal, after)))
     return session.execute(query.order_by(*place).limit(limit)).all()
+
+
+def shared_names(session: Session, names: Collection[str]) -> set[str]:
+    """Those of these libvirt names that several running domains have, or that is the name of a registered VM."""
+    if not names:
+        return set()
+    several = select(DomainRow.libvirt_name).where(DomainRow.libvirt_name.in_(names)).group_by(DomainRow.libvirt_name)
+    registered = select(VmRow.name).where(VmRow.name.in_(names))
+    return {*session.scalars(several.having(func.count() > 1)), *session.scalars(registered)}
 
 
 def put_findings(session: Session, host: HostRow, body: str) -> None:

@@ -263,3 +263,12 @@ def test_a_vm_has_its_part_of_the_power_of_its_host(api: Api) -> None:
 def test_power_that_cannot_be_is_refused(api: Api, power: dict[str, float]) -> None:
     answer = api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(power=power)))
     assert [refused["field"].startswith("tick") for refused in answer["refused"]] == [True]
+
+
+def test_a_name_that_others_have_says_so(api: Api) -> None:
+    """Two domains of one name, one whose name a VM of another host has, and one alone."""
+    api.ok("PUT", "/vms/cache", {"class": "critical", "host": "kvm9"})
+    told(api, domain(0, "web"), domain(1, "cache"), domain(2, "alone"))
+    told(api, domain(3, "web"), host="kvm2")
+    found = api.ok("GET", "/domains?registered=false&limit=3")["items"]
+    assert {one["libvirt_name"]: one["name_shared"] for one in found} == {"web": True, "cache": True, "alone": False}

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, tick
 from tests.web.desk import Browser, Desk
+from webui import rest
 from webui.inventory_pages import candidates
 
+DOMAIN_FIELDS = ("libvirt_uuid", "libvirt_name")
 FORMS = (
     "/registered",
     "/registered/pick",
@@ -394,23 +397,77 @@ def test_what_is_not_there_is_not_found(operator: Browser, path: str) -> None:
 
 
 def domain(name: str, host: str = "kvm7", number: int = 1) -> dict[str, Any]:
-    return {"libvirt_name": name, "libvirt_uuid": f"6f1f5b0e-0000-4b62-9d2b-{number:012d}", "host": host}
+    uuid = f"6f1f5b0e-0000-4b62-9d2b-{number:012d}"
+    return {"libvirt_name": name, "libvirt_uuid": uuid, "host": host, "name_shared": False}
 
 
 def test_domains_become_vms_of_their_names_where_that_may_be() -> None:
-    [plain, spaced] = candidates([domain("web"), domain("über shop", number=2)], set())
+    [plain, spaced] = candidates([domain("web"), domain("über shop", number=2)])
     assert (plain.name, plain.body()["libvirt_name"], plain.body()["libvirt_uuid"]) == ("web", None, None)
     assert (spaced.name, spaced.body()["libvirt_name"]) == ("ber-shop", "über shop")
 
 
 def test_domains_of_one_name_on_several_hosts_are_told_apart_by_uuid() -> None:
-    found = candidates([domain("web", "kvm7", 1), domain("web", "kvm8", 2)], {"web"})
+    same = [domain("web", "kvm7", 1), domain("web", "kvm8", 2)]
+    found = candidates([one | {"name_shared": True} for one in same])
     assert [one.name for one in found] == ["web-kvm7", "web-kvm8"]
     assert [one.body()["libvirt_uuid"][-1] for one in found] == ["1", "2"]
     assert {one.body()["libvirt_name"] for one in found} == {None}
 
 
 def test_names_that_are_taken_get_a_number() -> None:
-    [one] = candidates([domain("web")], {"web", "web-2"})
-    assert one.name == "web-3"
-    assert one.body()["libvirt_name"] == "web"
+    names = [one.name for one in candidates([domain("web shop"), domain("web-shop", number=2)])]
+    assert names == ["web-shop", "web-shop-2"]
+
+
+def test_running_vms_come_in_parts_and_can_be_searched(
+    desk: Desk, operator: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domains = [{name: domain(f"vm{one:03}", number=one)[name] for name in DOMAIN_FIELDS} for one in range(150)]
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=domains, tick=tick()), role="host")
+    read: list[int] = []
+    call = rest.call
+
+    def counted(method: str, path: str, **given: Any) -> rest.ApiAnswer:
+        answer = call(method, path, **given)
+        read.append(len(answer.body["items"]))
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rest, "call", counted)
+        page = operator.get("/registered/pick")
+    assert len(page.all("input", type="checkbox")) == 100
+    assert read == [100], "no more is read than is shown"
+    [following] = page.all("a", rel="next")
+    second = operator.get(following["href"])
+    assert len(second.all("input", type="checkbox")) == 50
+    key = f"{HOST}/{domains[120]['libvirt_uuid']}"
+    given = second.filled({f"pick {key}": "on", f"class {key}": "batch"})
+    assert operator.post(following["href"], given).status == 303
+    assert [vm["name"] for vm in desk.api.ok("GET", "/vms")["items"]] == ["vm120"]
+    found = operator.get("/registered/pick?search=VM14")
+    assert len(found.all("input", type="checkbox")) == 10
+    assert "No unregistered VM has “vm120” in its name" in operator.get("/registered/pick?search=vm120").text
+
+
+def test_one_that_started_meanwhile_moves_no_other(desk: Desk, operator: Browser) -> None:
+    domains = [{name: domain(f"vm{one:03}", number=one)[name] for name in DOMAIN_FIELDS} for one in range(1, 101)]
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=domains, tick=tick()), role="host")
+    key = f"{HOST}/{domains[-1]['libvirt_uuid']}"
+    given = operator.get("/registered/pick").filled({f"pick {key}": "on", f"class {key}": "batch"})
+    new = {name: domain("new", number=0)[name] for name in DOMAIN_FIELDS}
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[new, *domains], tick=tick()), role="host")
+    assert operator.post("/registered/pick", given).status == 303
+    assert [vm["name"] for vm in desk.api.ok("GET", "/vms")["items"]] == ["vm100"]
+
+
+def test_a_name_that_a_vm_has_gets_the_hosts(desk: Desk, operator: Browser) -> None:
+    desk.api.ok("PUT", "/vms/web", {"class": "critical", "host": "kvm9"})
+    body = {name: domain("web")[name] for name in DOMAIN_FIELDS}
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[body], tick=tick()), role="host")
+    [name] = [
+        one["value"]
+        for one in operator.get("/registered/pick").all("input")
+        if one.attributes.get("name", "").startswith("name ")
+    ]
+    assert name == f"web-{HOST}"

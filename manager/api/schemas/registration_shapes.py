@@ -49,6 +49,11 @@ class DomainOut(DomainBody):
 
     host: Name
     registered_as: Name | None = Field(default=None, description="null: unregistered, so it is never touched")
+    name_shared: bool = Field(
+        default=False,
+        description="whether it is unregistered and another domain or a VM has its name, so that only its UUID tells"
+        " them apart",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
