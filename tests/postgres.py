@@ -49,8 +49,10 @@ class PostgresServer:
     def start(self) -> None:
         """Start it again, from now on such that what it acknowledges survives ``crash``."""
         options = f"-k {self.folder} -c listen_addresses= -c max_connections=60"
-        command = [_programs() / "pg_ctl", "-D", self.folder / "data", "start", "--wait", "--silent", "-o", options]
-        subprocess.run([*command, "-l", self.folder / "log"], user=_user(), cwd=self.folder, check=True)
+        command = [server_programs() / "pg_ctl", "-D", self.folder / "data", "start", "--wait", "--silent"]
+        subprocess.run(
+            [*command, "-o", options, "-l", self.folder / "log"], user=server_user(), cwd=self.folder, check=True
+        )
 
 
 def _lives(pid: str) -> bool:
@@ -61,7 +63,7 @@ def _lives(pid: str) -> bool:
         return False
 
 
-def _user() -> str | None:
+def server_user() -> str | None:
     if os.geteuid() != 0:
         return None
     import pwd
@@ -76,8 +78,8 @@ def postgres_server(*, durable: bool = False, preload: str = "") -> Iterator[Pos
 
     ``durable``: it waits for the disk, as one that is not for tests does. ``preload``: a library that it loads.
     """
-    programs = _programs()
-    user = _user()
+    programs = server_programs()
+    user = server_user()
     folder = Path(tempfile.mkdtemp(prefix="eqp-pg-"))  # short: a socket's path has at most 107 bytes
     if user is not None:
         shutil.chown(folder, user)
@@ -113,7 +115,7 @@ def postgres_server(*, durable: bool = False, preload: str = "") -> Iterator[Pos
         shutil.rmtree(folder)
 
 
-def _programs() -> Path:
+def server_programs() -> Path:
     """The folder of the server's programs: the newest that Debian installed, or the one on the PATH."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     found = str(installed[-1]) if installed else shutil.which("initdb")

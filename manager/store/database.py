@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -51,6 +51,14 @@ _TIMEOUT_S = 15  # how long a writer waits for another one
 _MIGRATION_TIMEOUT_S = 120
 _IDLE_S = 1.0
 """A connection that was used so lately is not asked whether it still is one."""
+_WAITS: Mapping[str, int] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
+"""For libpq, where the URL says nothing else: a server whose machine is gone times out after 20 s, not in 15 min."""
 
 # Keys of PostgreSQL's advisory locks; the numbers only have to differ from those of other users of the database.
 _MIGRATION_LOCK = 0x65717569
@@ -282,7 +290,8 @@ def _make_engine(url: URL, pool_size: int | None) -> Engine:
         engine = create_engine(url, **pool)
         _prepare_sqlite(engine, foreign_keys=not migrating, timeout_s=timeout_s)
         return engine
-    arguments = {"connect_timeout": 10, "options": f"-c timezone=utc -c lock_timeout={timeout_s}s"}
+    waits = {name: value for name, value in _WAITS.items() if name not in url.query}
+    arguments = {**waits, "options": f"-c timezone=utc -c lock_timeout={timeout_s}s"}
     if not migrating:
         pool |= {"pool_use_lifo": True, "pool_recycle": 1800}
     engine = create_engine(url, connect_args=arguments, **pool)

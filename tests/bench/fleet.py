@@ -1,7 +1,7 @@
 """What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
 
     python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--reads-per-s 2]
-        [--statements] [--json FILE]
+        [--workers 1] [--statements] [--json FILE]
 
 The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class Options:
     warm_up_s: float
     reads_per_s: float
     statements: bool
+    workers: int = 1
 
 
 def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
@@ -93,6 +94,14 @@ class TableSize:
 
     rows: int
     size_bytes: int
+
+
+def commits_and_flushes(url: str) -> tuple[int, int]:
+    """Transactions that were committed, and flushes of the log to disk: fewer where commits share one."""
+    query = "SELECT xact_commit, wal_sync FROM pg_stat_database, pg_stat_wal WHERE datname = current_database()"
+    with psycopg.connect(url) as connection:
+        [(commits, flushes)] = connection.execute(query).fetchall()
+    return commits, flushes
 
 
 def sizes(url: str) -> dict[str, TableSize]:
@@ -156,6 +165,8 @@ class Result:
     postgres_share: float
     growth_bytes_per_day: dict[str, float]
     busy_share: float
+    commits_per_s: float
+    flushes_per_s: float
     statements: list[Statement]
 
     @property
@@ -167,6 +178,13 @@ class Result:
     def postgres_ms(self) -> float:
         """PostgreSQL CPU milliseconds per host and interval."""
         return self.postgres_share * self.interval_s / self.hosts * 1000
+
+
+def manager_usage(pid: int) -> Usage:
+    """Of a manager with all its processes."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    parts = [usage(one) for one in (pid, *map(int, children))]
+    return Usage(*(sum(values) for values in zip(*map(astuple, parts), strict=True)))
 
 
 def read(client: httpx.Client, until_s: float, per_s: float, took_s: dict[str, list[float]]) -> None:
@@ -192,12 +210,14 @@ def measure(
     before: tuple[Usage, float, dict[str, TableSize], tuple[float, float]]
     if options.statements:
         forget_statements(url)
-    before = usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    before = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    commits_before = commits_and_flushes(url)
     began_s = time.monotonic()
     reads: dict[str, list[float]] = {}
     read(client, began_s + options.seconds, options.reads_per_s, reads)
     spent_s = time.monotonic() - began_s
-    after, after_s, after_bytes, after_cpu = usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    after, after_s, after_bytes, after_cpu = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    commits, flushes = (now - then for now, then in zip(commits_and_flushes(url), commits_before, strict=True))
     for pipe in pipes:
         pipe.send("stop")
     driven: list[Driven] = [pipe.recv() for pipe in pipes]
@@ -220,6 +240,8 @@ def measure(
         (after_s - before[1]) / spent_s,
         {name: size for name, size in sorted(grown.items(), key=lambda item: -item[1]) if size > 0},
         (after_cpu[0] - before[3][0]) / (after_cpu[1] - before[3][1]),
+        commits / spent_s,
+        flushes / spent_s,
         statements,
     )
 
@@ -250,6 +272,7 @@ def show(result: Result) -> None:
     table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core")
     spent = f"manager {result.manager_ms:.2f}, PostgreSQL {result.postgres_ms:.2f} ms"
     table.add_row("CPU per host and interval", spent)
+    table.add_row("commits, flushes a second", f"{result.commits_per_s:.1f}, {result.flushes_per_s:.1f}")
     for name, size in result.growth_bytes_per_day.items():
         table.add_row(f"table {name} grows a day by", f"{size / 1e9:.2f} GB before retention")
     table.add_row(
@@ -278,7 +301,7 @@ def run(options: Options) -> Result:
             postgres_server(durable=True, preload="pg_stat_statements" if options.statements else "")
         )
         url = server.create("fleet")
-        manager = stack.enter_context(running_manager(folder, url, options.interval_s))
+        manager = stack.enter_context(running_manager(folder, url, options.interval_s, options.workers))
         register(manager.client, hosts, options.vms)
         context = multiprocessing.get_context("spawn")
         pipes = []
@@ -311,6 +334,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up-s", type=float, default=20.0)
     parser.add_argument("--reads-per-s", type=float, default=2.0)
+    parser.add_argument("--workers", type=int, default=1, help="processes of the manager")
     parser.add_argument("--statements", action="store_true", help="list PostgreSQL's statements per report")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -322,6 +346,7 @@ def main() -> None:
         given.warm_up_s,
         given.reads_per_s,
         given.statements,
+        given.workers,
     )
     with undone_when_told_to_end():
         result = run(options)

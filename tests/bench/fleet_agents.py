@@ -27,7 +27,7 @@ from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.traffic import Answered, HostServices
 from manager.model.window import Window
-from manager.protocol.client import Answer, ManagerClient
+from manager.protocol.client import Answer, ManagerClient, Network
 from manager.protocol.client import Connection as HttpConnection
 from manager.telemetry.store import LATE_S
 from policies.installed import load_policies
@@ -127,7 +127,19 @@ class TimedConnection:
 class SimulatedAgent:
     """An agent on a host in memory."""
 
-    def __init__(self, url: str, token: str, name: str, vms: int, interval_s: float, folder: Path) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        name: str,
+        vms: int,
+        interval_s: float,
+        folder: Path,
+        *,
+        network: Network | None = None,
+        sync_s: float | None = None,
+    ) -> None:
+        """``network`` carries its requests in place of ``connection``. ``sync_s`` None: one in each interval."""
         self._interval_s = interval_s
         self._chance = random.Random(name)
         self.host = FakeHost(cpus=64, scale=CPU_WEIGHT_V2)
@@ -136,18 +148,18 @@ class SimulatedAgent:
         self.telemetry = SyntheticTelemetry(interval_s, self._chance)
         self.connection = TimedConnection(url)
         folder.mkdir()
-        self._journal, self._outbox = Journal(folder / "journal.db", "boot"), Outbox(folder / "outbox.db", 100_000)
-        self._client = ManagerClient(url, token, self.connection)
+        self._journal, self.outbox = Journal(folder / "journal.db", "boot"), Outbox(folder / "outbox.db", 100_000)
+        self._client = ManagerClient(url, token, network or self.connection)
         self.metrics = AgentMetrics()
         policies = {policy: found.policy for policy, found in load_policies().items()}
         self.agent = Agent(
             ControlLoop(self.host, self._journal, policies, LoopSettings(name, interval_s, 30.0, 1)),
-            self._outbox,
-            ManagerLink(self._client, name, __version__, folder / "assignment.json", self._outbox),
+            self.outbox,
+            ManagerLink(self._client, name, __version__, folder / "assignment.json", self.outbox),
             self.metrics,
             telemetry=self.telemetry,
             findings=FindingsWatch(FakeExaminer()),
-            sync_s=interval_s,
+            sync_s=sync_s or interval_s,
         )
 
     def tick(self) -> None:
@@ -160,7 +172,7 @@ class SimulatedAgent:
 
     def close(self) -> None:
         """Close files and the connection; nothing real is to be undone."""
-        for one in (self._client, self._outbox, self._journal):
+        for one in (self._client, self.outbox, self._journal):
             one.close()
 
 

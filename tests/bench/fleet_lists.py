@@ -2,8 +2,9 @@
 
     python -m tests.bench.fleet_lists [--hosts 1000] [--vms 20] [--applications 2000] [--reads 20] [--json FILE]
 
-A PostgreSQL of its own is filled directly: hosts with 20 VMs each, whose last ticks carry what ticks carry, and
-applications with ten minutes of windows. Then each list is asked for within this process, without network and browser.
+A PostgreSQL of its own is filled directly: hosts with 20 VMs each, whose last ticks carry what ticks carry, and one
+more that is not registered, and applications with ten minutes of windows. Then each list is asked for within this
+process, without network and browser.
 """
 
 from __future__ import annotations
@@ -137,9 +138,10 @@ def fill(database: Database, fleet: Fleet, now: datetime) -> None:
         }
         for name, (host, _) in zip(names, places, strict=True)
     ]
+    free = [((host, fleet.vms), f"free-{host:04}") for host in range(fleet.hosts)]
     domains = [
         {"host_id": host + 1, "libvirt_uuid": f"{host:08}-0000-4000-8000-{vm:012}", "libvirt_name": name}
-        for name, (host, vm) in zip(names, places, strict=True)
+        for (host, vm), name in (*zip(places, names, strict=True), *free)
     ]
     applications = [
         {

@@ -1,8 +1,9 @@
 """What the dashboard's pages cost: how soon something is seen, and what a page of live charts costs the browser.
 
-    python -m tests.bench.pages [--parts fleet shop idle] [--loads 20] [--seconds 60] [--json FILE]
+    python -m tests.bench.pages [--parts fleet large shop idle] [--loads 20] [--seconds 60] [--json FILE]
 
-Bars: first paint of the fleet page at most 300 ms with 100 applications; a page of live charts at most 5 % of a core.
+Bars: first paint of the fleet page at most 300 ms with 100 applications, and with 1,000 hosts and 2,000 applications on
+PostgreSQL (``large``); a page of live charts at most 5 % of a core.
 Each load is in a new context of a real Chromium: nothing is cached and no code is compiled yet. First paint is counted
 from the beginning of the navigation, so the manager's time is in it (``answer``: until the page's last byte; ``later``:
 of the last loads, when the manager has read all of the last minutes, which it does bit by bit). The CPU time is that of
@@ -30,14 +31,26 @@ from rich.table import Table
 from manager.cli.options import AGENT_TOKEN_FILE
 from manager.model.histogram import Histogram
 from manager.protocol.client import ManagerClient
+from manager.store.database import open_database
 from tests.bench.figures import STAT, Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.fleet_lists import Fleet
+from tests.bench.fleet_lists import fill as fill_lists
 from tests.e2e.browser import Visits, chromium
 from tests.e2e.past import live_through
 from tests.e2e.service import Service
+from tests.postgres import postgres_server
 
 BAR_PAINT_MS, BAR_CPU_SHARE = 300.0, 0.05
 APPLICATIONS = (100, 1000)
-PARTS = ("fleet", "shop", "idle")
+PARTS = ("fleet", "large", "shop", "idle")
+LARGE = Fleet(hosts=1000, vms=20, applications=2000)
+LARGE_PAGES = {
+    "fleet": "/",
+    "fleet, searched": "/?search=app-19",
+    "hosts": "/hosts",
+    "inventory": "/registered",
+    "running VMs": "/registered/pick",
+}
 LATER = 5  # loads
 SLOT_S, SLOTS, SAMPLES = 5.0, 120, 50
 WARM_S = 10.0
@@ -133,7 +146,7 @@ def measure_loads(visits: Visits, service: Service, page: str, path: str, applic
             found.append(opened.evaluate(TIMES))
         opened.context.close()
     spreads = [Spread.of([one[name] for one in found]) for name in ("paint", "answer", "ready")]
-    bar_ms = BAR_PAINT_MS if (page, applications) == ("fleet", 100) else None
+    bar_ms = BAR_PAINT_MS if page == "fleet" and applications in {APPLICATIONS[0], LARGE.applications} else None
     spreads.insert(2, Spread.of([one["answer"] for one in found[-LATER:]]))
     return Load(page, applications, *spreads, found[-1]["bytes"] / 1024, found[-1]["elements"], bar_ms)
 
@@ -174,6 +187,23 @@ def fleet_of(applications: int) -> Iterator[Service]:
 
 
 @contextmanager
+def large_fleet() -> Iterator[Service]:
+    """A manager of ``LARGE`` on PostgreSQL, of which nothing changes: no response time becomes old, no host silent."""
+    with tempfile.TemporaryDirectory() as folder, postgres_server() as server:
+        more = {"database_url": server.create("pages"), "workers": 1, "silent_intervals": 10_000}
+        service = Service(Path(folder), host="kvm0", interval_s=SLOT_S, stale_s=3600, more=more)
+        try:
+            service.prepare()
+            service.add_users()
+            database = open_database(service.database_url)
+            fill_lists(database, LARGE, datetime.now(UTC))
+            database.close()
+            yield service
+        finally:
+            service.close()
+
+
+@contextmanager
 def shop(interval_s: float) -> Iterator[Service]:
     """The simulated host of the screenshots, an hour old and alive."""
     with tempfile.TemporaryDirectory() as folder:
@@ -204,6 +234,10 @@ def run(parts: Sequence[str], loads: int, seconds: float) -> tuple[list[Load], l
         for applications in APPLICATIONS if "fleet" in parts else ():
             with fleet_of(applications) as service:
                 painted.append(measure_loads(visits, service, "fleet", "/", applications, loads))
+        if "large" in parts:
+            with large_fleet() as service:
+                for name, path in LARGE_PAGES.items():
+                    painted.append(measure_loads(visits, service, name, path, LARGE.applications, loads))
         if "shop" in parts:
             with shop(SLOT_S) as service:
                 for name, path in (

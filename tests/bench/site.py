@@ -89,10 +89,19 @@ class AgentProcess:
 class ManagerProcess:
     """A manager with a database of its own. ``token`` is an admin's, as which ``client`` speaks."""
 
-    def __init__(self, folder: Path, database_url: str, interval_s: float, workers: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database_url: str,
+        interval_s: float,
+        workers: int = 1,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        more: Sequence[str] = (),
+    ) -> None:
         """Start it. Raises BenchError when it does not answer.
 
-        ``pid`` is the process that serves only where there is one.
+        ``pid`` is the process that serves only where there is one. ``listen``: address and port, 0 for any. ``more``:
+        arguments.
         """
         self.log = folder / "log"
         database = open_database(database_url)
@@ -100,14 +109,15 @@ class ManagerProcess:
         for role, host in ((Role.ADMIN, None), (Role.HOST, HOST)):
             ensure_token_file(database, folder / f"{role}.token", role, role, host)
         database.close()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        with socket.create_server(listen) as free:
+            address, port = free.getsockname()[:2]
+        self.url = f"http://{address}:{port}"
         files = ["--database-url", database_url, "--state-dir", f"{folder / 'manager'}"]
         with self.log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "manager.cli", "manager", "--listen-port", f"{port}", *files),
+                    *(sys.executable, "-m", "manager.cli", "manager", "--listen-host", address, *files, *more),
+                    *("--listen-port", f"{port}"),
                     *("--interval-s", f"{interval_s:g}", "--requests-per-s", "0", "--samples-per-s", "0"),
                     *("--workers", f"{workers}"),
                 ],
@@ -131,6 +141,22 @@ class ManagerProcess:
             time.sleep(0.05)
         raise BenchError(f"the manager does not answer: {self.log.read_text()}")
 
+    def workers(self) -> list[int]:
+        """Pids of the processes that serve, where there are several."""
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    def kill_worker(self, pid: int) -> None:
+        """kill -9 of one of these."""
+        os.kill(pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """kill -9 of all its processes, as if the machine had stopped."""
+        for pid in (self.pid, *self.workers()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self.client.close()
+
     def close(self) -> None:
         """End it."""
         self.client.close()
@@ -138,9 +164,9 @@ class ManagerProcess:
 
 
 @contextmanager
-def running_manager(folder: Path, database_url: str, interval_s: float) -> Iterator[ManagerProcess]:
+def running_manager(folder: Path, database_url: str, interval_s: float, workers: int = 1) -> Iterator[ManagerProcess]:
     """A manager that knows of nothing yet."""
-    manager = ManagerProcess(folder, database_url, interval_s)
+    manager = ManagerProcess(folder, database_url, interval_s, workers)
     try:
         yield manager
     finally:

@@ -134,3 +134,30 @@ def test_a_connection_that_the_server_ended_meanwhile_is_made_anew(
     with pytest.raises(DatabaseUnavailable):
         number()
     assert number() != second
+
+
+def connected(database: Database) -> dict[str, str]:
+    """What libpq was told for a connection of its."""
+    with database.asking() as session:
+        connection = session.connection().connection.driver_connection
+        assert isinstance(connection, psycopg.Connection)
+        return connection.info.get_parameters()
+
+
+def test_a_server_that_vanished_times_out(new_url: Callable[[str], str]) -> None:
+    url = new_url("postgresql")
+    for given, wanted in (("", "20000"), ("&tcp_user_timeout=7000", "7000")):
+        database = open_database(f"{url}{given}")
+        parameters = connected(database)
+        assert (parameters["tcp_user_timeout"], parameters["keepalives_idle"]) == (wanted, "10")
+        database.close()
+
+
+def test_of_several_servers_the_one_that_takes_writes_serves(new_url: Callable[[str], str], tmp_path: Path) -> None:
+    url = new_url("postgresql")
+    folder = url.partition("host=")[2]
+    database = open_database(url.replace(folder, f"{tmp_path},{folder}&target_session_attrs=read-write"))
+    database.upgrade()
+    register(database, "a")
+    assert connected(database)["host"] == folder
+    database.close()

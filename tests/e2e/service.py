@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,9 @@ class Service:
         interval_s: float = 1,
         speed: float = 1,
         stale_s: float = 30,
+        more: Mapping[str, object] | None = None,
     ) -> None:
-        """Nothing runs yet. ``scenario`` names one, or its file; empty: there is no agent."""
+        """Nothing runs yet. ``scenario`` names one, or its file; empty: there is no agent. ``more``: other settings."""
         self.folder, self.scenario, self.host, self.interval_s, self.speed = folder, scenario, host, interval_s, speed
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port, agent_port = free_ports(2)
@@ -64,7 +65,10 @@ class Service:
             "sync_s": 0.2,
             "stale_s": stale_s,
             "simulate_speed": speed,
+            "database_url": f"sqlite:///{folder}/state/equipoise.db",
+            **(more or {}),
         }
+        self.database_url = str(given["database_url"])
         self._environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
         self._environ |= {f"EQUIPOISE_{name.upper()}": str(value) for name, value in given.items()}
 
@@ -107,7 +111,7 @@ class Service:
         """What `equipoise run` does before it starts the agent: tables, tokens, registrations; starts the manager."""
         state = self.folder / "state"
         state.mkdir()
-        database = open_database(f"sqlite:///{state}/equipoise.db")
+        database = open_database(self.database_url)
         database.upgrade()
         ensure_token_file(database, state / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
         ensure_token_file(database, state / AGENT_TOKEN_FILE, "agent", Role.HOST, self.host)

@@ -81,6 +81,25 @@ def test_a_connection_that_the_manager_has_closed_is_opened_anew(server: str) ->
     assert (len(Handler.asked), len(Handler.connections)) == (3, 3), "each was asked once"
 
 
+def test_of_several_managers_of_a_name_one_that_is_gone_is_passed_over(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(server.rpartition(":")[2])
+    asked: list[str] = []
+
+    def answer(host: str, *given: object, **named: object) -> object:
+        asked.append(host)
+        places = [("127.0.0.9", port), ("127.0.0.1", port)]  # nobody listens at the first one
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    client = ManagerClient(f"http://managers.example:{port}", "s3cret")
+    assert client.get("/health") == {}
+    client.close()
+    assert asked == ["managers.example"]
+    assert len(Handler.asked) == 1
+
+
 def test_an_answer_that_came_too_late_is_not_that_to_the_next_question() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

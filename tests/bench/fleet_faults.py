@@ -1,0 +1,464 @@
+"""Faults of a fleet's managers and database under load: what is lost, what control notices, and when all is well again.
+
+    python -m tests.bench.fleet_faults [--hosts 60] [--vms 20] [--interval-s 5] [--fault-s 40] [--away-s 300]
+        [--only worker machine ...] [--json FILE]
+
+Agents are those of ``tests.bench.fleet``, with the product's own timing of exchanges. They find two managers by one
+name: one of three processes, one of two. These share a PostgreSQL that a second one follows (synchronous replication).
+Its disk is a small one in memory, whose flushes can be made slower. It needs root. Faults follow each other:
+
+    worker    one of three processes of a manager is killed
+    machine   all processes of the other manager are killed; it starts again after ``--fault-s``
+    slow      each flush of the database's disk takes 100 ms longer
+    full      the database's disk is full
+    failover  the database is killed; the one that follows it is promoted 10 s later (2 s with a short ``--fault-s``)
+    away      all managers are killed; they start again after ``--away-s``
+
+After each everything has ``--calm-s`` seconds. In the end what was acknowledged to any agent is compared with what is
+stored. Everything shares this machine, so times are those of a fleet whose machines are as busy as this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import httpx
+import psycopg
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from manager.model.packed_records import moment_of, unpack_decisions, unpack_ticks
+from tests.bench.fault_agents import Exchange, Keys, Orders, Seen, drive
+from tests.bench.fault_servers import ServerPair, server_pair
+from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.fleet import register
+from tests.bench.site import ManagerProcess
+from tests.bench.vms import BenchError
+
+FAULTS = ("worker", "machine", "slow", "full", "failover", "away")
+BAR_RECOVERY_S = 120.0
+DRIVERS = 2
+ADDRESSES = ("127.0.0.2", "127.0.0.3")
+SLOW_FLUSH_MS = 100
+DISK_MIB = 700
+_LONGEST_OUTAGE_S = 10.0
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for. ``more``: arguments of the managers; ``workers``: processes of each."""
+
+    hosts: int
+    vms: int
+    interval_s: float
+    calm_s: float
+    fault_s: float
+    away_s: float
+    faults: Sequence[str]
+    more: Sequence[str] = ()
+    workers: tuple[int, int] = (3, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A fault, or none (the time before all of them). All times are of the monotonic clock, ``repaired_at_s`` of the
+    other, too: ``repaired_epoch_s``.
+    """
+
+    name: str
+    begin_s: float
+    repaired_s: float
+    repaired_epoch_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A look at the fleet: when it ended, how long it took, and whether there was an answer."""
+
+    at_s: float
+    took_s: float
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of a phase. ``live_s``: from the repair until each host has reported again; ``recovered_s``: and until nothing
+    fails any more, and what had waited is stored. ``busiest_s``: the most requests that began in a second and were
+    answered. ``during_ms``: the median of a request until the repair, None where that is at once.
+    """
+
+    name: str
+    seconds: float
+    failed: int
+    live_s: float
+    recovered_s: float
+    busiest_s: int
+    median_ms: float
+    p99_ms: float
+    during_ms: float | None
+    tick_gap_s: float
+    reads: int
+    reads_failed: int
+    read_p95_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of all. ``lost`` and ``twice`` name some."""
+
+    hosts: int
+    found: list[Found]
+    acknowledged: int
+    stored: int
+    lost: list[str]
+    twice: list[str]
+    refused: int
+    undelivered: int
+    busy_share: float
+
+
+class Managers:
+    """Two of them, each with an address of its own and the same port."""
+
+    def __init__(self, folder: Path, url: str, options: Options) -> None:
+        self._folder, self._url, self._options = folder, url, options
+        self._port = 0
+        self.running: dict[int, ManagerProcess] = {}
+
+    def start(self, number: int) -> ManagerProcess:
+        """Start one of them."""
+        options, listen = self._options, (ADDRESSES[number], self._port)
+        more = ("--state-dir", f"{self._folder / f'manager-{number}'}", *options.more)
+        one = ManagerProcess(self._folder, self._url, options.interval_s, options.workers[number], listen, more)
+        self._port = int(one.url.rpartition(":")[2])
+        self.running[number] = one
+        return one
+
+    @property
+    def port(self) -> int:
+        """That of all."""
+        return self._port
+
+    def urls(self) -> list[str]:
+        """Of all, also of those that do not run."""
+        return [f"http://{address}:{self._port}/api/v1" for address in ADDRESSES]
+
+    def kill(self, number: int) -> None:
+        """Let its machine be gone."""
+        self.running.pop(number).kill()
+
+    def close(self) -> None:
+        """End those that run."""
+        for one in self.running.values():
+            one.close()
+
+
+class Looker(threading.Thread):
+    """Somebody who looks at the fleet each second, by whichever manager answers."""
+
+    def __init__(self, urls: Sequence[str], token: str) -> None:
+        super().__init__(name="looker", daemon=True)
+        self._urls, self._headers = urls, {"Authorization": f"Bearer {token}"}
+        self._ended = threading.Event()
+        self.reads: list[Read] = []
+
+    def run(self) -> None:
+        with httpx.Client(headers=self._headers, timeout=10) as client:
+            while not self._ended.wait(1.0):
+                began_s = time.monotonic()
+                answered = any(self._asked(client, url) for url in self._urls)
+                now_s = time.monotonic()
+                self.reads.append(Read(now_s, now_s - began_s, answered))
+
+    @staticmethod
+    def _asked(client: httpx.Client, url: str) -> bool:
+        try:
+            return client.get(f"{url}/fleet", params={"limit": 30, "hosts_limit": 12}).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def end(self) -> None:
+        """Wait for its end."""
+        self._ended.set()
+        self.join()
+
+
+class Site:
+    """Everything that faults happen to."""
+
+    def __init__(self, pair: ServerPair, managers: Managers, options: Options) -> None:
+        self._pair, self._managers, self._options = pair, managers, options
+
+    def suffer(self, fault: str) -> None:
+        """Let a fault happen, and repair it."""
+        {
+            "worker": self._worker,
+            "machine": self._machine,
+            "slow": self._slow,
+            "full": self._full,
+            "failover": self._failover,
+            "away": self._away,
+        }[fault]()
+
+    def _worker(self) -> None:
+        one = self._managers.running[0]
+        one.kill_worker(one.workers()[0])
+
+    def _machine(self) -> None:
+        self._managers.kill(1)
+        time.sleep(self._options.fault_s)
+        self._managers.start(1)
+
+    def _slow(self) -> None:
+        self._pair.slow(SLOW_FLUSH_MS)
+        time.sleep(self._options.fault_s)
+        self._pair.slow(0)
+
+    def _full(self) -> None:
+        self._pair.fill_disk()
+        time.sleep(self._options.fault_s)
+        self._pair.free_disk()
+
+    def _failover(self) -> None:
+        self._pair.kill_first()
+        time.sleep(min(self._options.fault_s / 4, _LONGEST_OUTAGE_S))
+        self._pair.promote()
+
+    def _away(self) -> None:
+        for number in range(len(ADDRESSES)):
+            self._managers.kill(number)
+        time.sleep(self._options.away_s)
+        for number in range(len(ADDRESSES)):
+            self._managers.start(number)
+
+
+def largest_gap_s(ticks: Sequence[tuple[str, float]], begin_s: float, end_s: float) -> float:
+    """The longest time without a tick of any host."""
+    last: dict[str, float] = {}
+    longest = 0.0
+    for host, at_s in sorted(ticks, key=lambda tick: tick[1]):
+        if begin_s <= at_s <= end_s and host in last:
+            longest = max(longest, at_s - last[host])
+        last[host] = at_s
+    overdue = [end_s - at_s for host, at_s in last.items() if at_s < end_s - longest and at_s >= begin_s]
+    return max([longest, *overdue])
+
+
+def live_after_s(exchanges: Sequence[Exchange], repaired_s: float, hosts: int) -> float:
+    """How long after the repair each host had an answer; infinity where one never had."""
+    first: dict[str, float] = {}
+    for one in sorted(exchanges, key=lambda one: one.at_s):
+        if one.answered and one.at_s >= repaired_s:
+            first.setdefault(one.host, one.at_s - repaired_s)
+    return max(first.values()) if len(first) == hosts else float("inf")
+
+
+def stored_after_s(exchanges: Sequence[Exchange], phase: Phase, hosts: int) -> float:
+    """How long after the repair all that had waited then was stored: reports have the oldest first."""
+    first: dict[str, float] = {}
+    for one in sorted(exchanges, key=lambda one: one.at_s):
+        newest_s = one.newest_tick_s
+        if one.answered and newest_s is not None and newest_s >= phase.repaired_epoch_s:
+            first.setdefault(one.host, one.at_s - phase.repaired_s)
+    return max(first.values()) if len(first) == hosts else float("inf")
+
+
+def median_ms(exchanges: Iterable[Exchange]) -> float | None:
+    """Of those that were answered; None: none was."""
+    took_ms = [1000 * one.took_s for one in exchanges if one.answered]
+    return statistics.median(took_ms) if took_ms else None
+
+
+def find(phase: Phase, seen: Seen, reads: Sequence[Read], hosts: int) -> Found:
+    """What came of a fault."""
+    within = [one for one in seen.exchanges if phase.begin_s <= one.at_s < phase.end_s]
+    after = [one for one in within if one.at_s >= phase.repaired_s]
+    failed_s = [one.at_s - phase.repaired_s for one in after if not one.answered]
+    live_s = live_after_s(after, phase.repaired_s, hosts)
+    seconds = collections.Counter(int(one.at_s - one.took_s) for one in within if one.answered)
+    took_ms = sorted(1000 * one.took_s for one in within if one.answered)
+    looked = [one for one in reads if phase.begin_s <= one.at_s < phase.end_s]
+    read_ms = sorted(1000 * one.took_s for one in looked if one.answered) or [float("inf")]
+    return Found(
+        phase.name,
+        phase.end_s - phase.begin_s,
+        sum(not one.answered for one in within),
+        live_s,
+        max([live_s, stored_after_s(after, phase, hosts), *failed_s]),
+        max(seconds.values(), default=0),
+        took_ms[len(took_ms) // 2],
+        took_ms[len(took_ms) * 99 // 100],
+        median_ms(one for one in within if one.at_s < phase.repaired_s),
+        largest_gap_s(seen.ticks, phase.begin_s, phase.end_s),
+        len(looked),
+        sum(not one.answered for one in looked),
+        read_ms[len(read_ms) * 95 // 100],
+    )
+
+
+def read_stored(url: str) -> tuple[Keys, list[str]]:
+    """What is stored, and what of it is there more than once."""
+    stored = Keys()
+    with psycopg.connect(url) as connection:
+
+        def rows(query: str) -> list[tuple[object, ...]]:
+            return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+        records = [str(name) for [name] in rows("SELECT record_id FROM events")]
+        for [body] in rows("SELECT body FROM decision_packs"):
+            records += [one.record_id for one in unpack_decisions(body)]  # type: ignore[arg-type]
+        ticks = [
+            (str(host), moment_of(one.at_us))
+            for host, body in rows("SELECT host, body FROM tick_packs")
+            for one in unpack_ticks(body)  # type: ignore[arg-type]
+        ]
+        query = "SELECT name, end_at FROM windows JOIN applications ON applications.id = application_id"
+        windows = [(str(name), at) for name, at in rows(query)]
+    stored.records, stored.ticks, stored.windows = set(records), set(ticks), set(windows)  # type: ignore[arg-type]
+    counts = (collections.Counter(kind) for kind in (records, ticks, windows))
+    return stored, [f"{key}" for kind in counts for key, count in kind.items() if count > 1]  # type: ignore[attr-defined]
+
+
+def agents_of(
+    stack: ExitStack, hosts: Sequence[str], managers: Managers, token: str, options: Options, folder: Path
+) -> list[Connection]:
+    """Start the agents; returns once all have reported."""
+    context = multiprocessing.get_context("spawn")
+    pipes = []
+    for number in range(DRIVERS):
+        own, theirs = context.Pipe()
+        mine = hosts[number::DRIVERS]
+        orders = Orders(ADDRESSES, managers.port, token, mine, options.vms, options.interval_s, folder)
+        process = context.Process(target=drive, args=(orders, theirs), daemon=True)
+        process.start()
+        stack.callback(process.join, 60)
+        pipes.append(own)
+    for pipe in pipes:
+        pipe.recv()
+    return pipes
+
+
+def suffer_all(site: Site, options: Options) -> Iterator[Phase]:
+    """A calm time, then each fault with a calm time after it."""
+    with Progress(transient=True) as shown:
+        task = shown.add_task("calm", total=len(options.faults) + 1)
+        for name in ("none", *options.faults):
+            shown.update(task, description=name)
+            begin_s = time.monotonic()
+            if name != "none":
+                site.suffer(name)
+            repaired_s, repaired_epoch_s = time.monotonic(), time.time()
+            shown.update(task, description=f"{name}: calm")
+            time.sleep(options.calm_s)
+            shown.advance(task)
+            yield Phase(name, begin_s, repaired_s, repaired_epoch_s, time.monotonic())
+
+
+def run(options: Options) -> Result:
+    """Start everything, let all faults happen, and see what is stored."""
+    hosts = [f"kvm{number:04d}" for number in range(options.hosts)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-faults-")))
+        pair = stack.enter_context(server_pair(DISK_MIB))
+        url = pair.create("fleet")
+        managers = Managers(folder, url, options)
+        stack.callback(managers.close)
+        first, _ = managers.start(0), managers.start(1)
+        register(first.client, hosts, options.vms)
+        pipes = agents_of(stack, hosts, managers, first.token, options, folder)
+        looker = Looker(managers.urls(), first.token)
+        looker.start()
+        before = host_cpu_s()
+        phases = list(suffer_all(Site(pair, managers, options), options))
+        after = host_cpu_s()
+        looker.end()
+        for pipe in pipes:
+            pipe.send("stop")
+        parts: list[Seen] = [pipe.recv() for pipe in pipes]
+        seen = Seen([], [], Keys(), sum(part.refused for part in parts), sum(part.waiting for part in parts))
+        for part in parts:
+            seen.exchanges.extend(part.exchanges)
+            seen.ticks.extend(part.ticks)
+            seen.acknowledged.add(part.acknowledged)
+        stored, twice = read_stored(url)
+        lost = seen.acknowledged.without(stored)
+        return Result(
+            options.hosts,
+            [find(phase, seen, looker.reads, options.hosts) for phase in phases],
+            len(seen.acknowledged),
+            len(stored),
+            lost,
+            twice,
+            seen.refused,
+            seen.waiting,
+            (after[0] - before[0]) / (after[1] - before[1]),
+        )
+
+
+COLUMNS: Mapping[str, Callable[[Found], str]] = {
+    "fault": lambda one: one.name,
+    "failed": lambda one: f"{one.failed}",
+    "all report after, s": lambda one: f"{one.live_s:.0f}",
+    "recovered, s": lambda one: f"{one.recovered_s:.0f}: {verdict(one.recovered_s, BAR_RECOVERY_S)}",
+    "most requests in 1 s": lambda one: f"{one.busiest_s}",
+    "a request, ms: median, p99": lambda one: f"{one.median_ms:.0f}, {one.p99_ms:.0f}",
+    "meanwhile": lambda one: "" if one.during_ms is None else f"{one.during_ms:.0f}",
+    "longest between ticks, s": lambda one: f"{one.tick_gap_s:.1f}",
+    "reads failed": lambda one: f"{one.reads_failed} of {one.reads}",
+    "read p95, ms": lambda one: f"{one.read_p95_ms:.0f}",
+}
+
+
+def show(result: Result) -> None:
+    """Print a table, and what became of what was acknowledged."""
+    console = Console(width=160)
+    table = Table(*COLUMNS, title=f"{result.hosts} hosts; machine busy {result.busy_share:.0%}")
+    for one in result.found:
+        table.add_row(*(text(one) for text in COLUMNS.values()))
+    console.print(table)
+    for name, keys in (("lost", result.lost), ("stored twice", result.twice)):
+        console.print(f"{name}: {len(keys)}{': ' if keys else ''}{', '.join(keys[:_NAMED])}")
+    console.print(f"acknowledged: {result.acknowledged}, stored: {result.stored}; refused: {result.refused}")
+    console.print(f"agents that could not deliver all: {result.undelivered}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=60)
+    parser.add_argument("--vms", type=int, default=20)
+    parser.add_argument("--interval-s", type=float, default=5.0)
+    parser.add_argument("--calm-s", type=float, default=90.0, help="before the first fault, and after each")
+    parser.add_argument("--fault-s", type=float, default=40.0, help="how long a fault lasts")
+    parser.add_argument("--away-s", type=float, default=300.0, help="how long all managers are away")
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=FAULTS, help="which faults; all by default")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    options = Options(
+        given.hosts, given.vms, given.interval_s, given.calm_s, given.fault_s, given.away_s, tuple(given.only)
+    )
+    with undone_when_told_to_end():
+        result = run(options)
+    print(machine())
+    show(result)
+    write_json(given.json, {"bars": {"recovered_s": BAR_RECOVERY_S}, "result": asdict(result)})
+    if result.lost or result.twice:
+        raise BenchError(f"{len(result.lost)} acknowledged items are lost, {len(result.twice)} are stored twice")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A small fleet beside managers and databases that fail: the short form of ``tests.bench.fleet_faults``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.bench.fault_agents import Exchange
+from tests.bench.fleet_faults import FAULTS, Options, Phase, largest_gap_s, run, stored_after_s
+
+SMALL = Options(
+    hosts=6,
+    vms=6,
+    interval_s=1.0,
+    calm_s=3.0,
+    fault_s=2.0,
+    away_s=3.0,
+    faults=FAULTS,
+    more=("--small-fleet", "0"),
+    workers=(2, 1),
+)
+_GAP_S = 10.0
+"""Of a machine on which much else runs; without a manager a tick that waited for one would take longer."""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("gcc") is None, reason="mounts a disk, and compiles what delays it"
+)
+def test_a_fleet_loses_nothing_that_was_acknowledged() -> None:
+    result = run(SMALL)
+    assert not result.lost
+    assert not result.twice
+    assert result.undelivered == 0
+    assert result.acknowledged > 500
+    assert [one.name for one in result.found] == ["none", *FAULTS]
+    by_name = {one.name: one for one in result.found}
+    assert by_name["away"].failed > 0, "the fault was one"
+    assert by_name["failover"].failed > 0
+    assert max(one.tick_gap_s for one in result.found) < _GAP_S, "control does not wait for managers"
+
+
+def test_a_host_that_stands_still_is_seen() -> None:
+    ticks = [("a", 1.0), ("a", 2.0), ("b", 1.0), ("b", 2.0), ("b", 3.0), ("b", 8.0)]
+    assert largest_gap_s(ticks, 0.0, 9.0) == 7.0, "a ticks no more"
+    assert largest_gap_s(ticks, 0.0, 2.0) == 1.0
+
+
+def test_what_waited_is_stored_when_a_newer_tick_is() -> None:
+    phase = Phase("away", 0.0, 100.0, 5000.0, 200.0)
+    waited = Exchange("a", 101.0, 0.1, answered=True, sent_bytes=10, newest_tick_s=4999.0)
+    newer = Exchange("a", 130.0, 0.1, answered=True, sent_bytes=10, newest_tick_s=5001.0)
+    assert stored_after_s([newer, waited], phase, 1) == 30.0
+    assert stored_after_s([waited], phase, 1) == float("inf")
