@@ -64,3 +64,13 @@ def test_nothing_for_people_is_written_as_a_power_of_ten() -> None:
         if re.search(r":,?\.\dg\}", path.read_text())
     }
     assert found == set(POWERS_ALLOWED), "use digits() of manager.model.numbers"
+
+
+def test_shares_have_a_space_before_their_unit() -> None:
+    found = [
+        str(path.relative_to(TOP))
+        for room in ("manager", "policies", "webui", "deploy")
+        for path in (TOP / room).rglob("*.py")
+        if re.search(r":[.,\d]*%\}", path.read_text())
+    ]
+    assert not found, "use percent() of manager.model.units, or of webui.words"
