@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import sub
 
@@ -47,14 +47,25 @@ def pack_plain(histogram: Histogram) -> bytes:
     if not buckets:
         return b""
     numbers = sorted(buckets)
-    distances = map(sub, numbers[1:], numbers)
-    return _HEAD.pack(_PLAIN, numbers[0], len(numbers)) + _written([*distances, *map(buckets.__getitem__, numbers)])
+    return from_parts(numbers[0], list(map(sub, numbers[1:], numbers)), list(map(buckets.__getitem__, numbers)))
 
 
 def unpack(packed: bytes) -> Histogram:
     """The histogram that was packed. Raises ValueError for bytes that ``pack`` does not make."""
     if not packed:
         return Histogram()
+    first, distances, counts = parts(packed)
+    numbers = list(accumulate(distances, initial=first))
+    if not FIRST_BUCKET <= first <= numbers[-1] <= LAST_BUCKET or 0 in distances:
+        raise ValueError(f"not a packed histogram: buckets {first} to {numbers[-1]}")
+    return Histogram(dict(zip(numbers, counts, strict=True)))
+
+
+def parts(packed: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
+    """The first bucket of a histogram that has any, the distance from each to the next, and the count of each.
+
+    Raises ValueError for bytes that ``pack`` does not make, but for the buckets' numbers, which are not looked at.
+    """
     try:
         form, first, length = _HEAD.unpack_from(packed)
         body = packed[_HEAD.size :]
@@ -65,26 +76,12 @@ def unpack(packed: bytes) -> Histogram:
     except (struct.error, zlib.error) as error:
         raise ValueError(f"not a packed histogram: {error}") from error
     values = _read(body, 2 * length - 1)
-    numbers = list(accumulate(values[: length - 1], initial=first))
-    if not FIRST_BUCKET <= first <= numbers[-1] <= LAST_BUCKET or 0 in values[: length - 1]:
-        raise ValueError(f"not a packed histogram: buckets {first} to {numbers[-1]}")
-    return Histogram(dict(zip(numbers, values[length - 1 :], strict=True)))
+    return first, values[: length - 1], values[length - 1 :]
 
 
-def expanded(packed: bytes) -> bytes:
-    """The same histogram in the plain format: many together compress better than each by itself.
-
-    Raises ValueError for bytes that ``pack`` does not make.
-    """
-    if packed[:1] in {b"", bytes([_PLAIN])}:
-        return packed
-    try:
-        form, first, length = _HEAD.unpack_from(packed)
-        if form != _COMPRESSED:
-            raise ValueError(f"format {form} of a histogram is unknown")
-        return _HEAD.pack(_PLAIN, first, length) + _decompressed(packed[_HEAD.size :])
-    except (struct.error, zlib.error) as error:
-        raise ValueError(f"not a packed histogram: {error}") from error
+def from_parts(first: int, distances: Sequence[int], counts: Sequence[int]) -> bytes:
+    """The inverse of ``parts``, in the plain format. Raises ValueError like ``pack``."""
+    return _HEAD.pack(_PLAIN, first, len(counts)) + write_integers(distances) + write_integers(counts)
 
 
 def _compressed(plain: bytes) -> bytes:
@@ -100,10 +97,12 @@ def _decompressed(body: bytes) -> bytes:
     return plain
 
 
-def _written(values: list[int]) -> bytes:
-    if min(values) < 0 or max(values) >= 1 << 7 * _LONGEST:
-        raise ValueError(f"counts from {min(values)} to {max(values)} cannot be packed")
-    if max(values) < 0x80:
+def write_integers(values: Sequence[int]) -> bytes:
+    """Integers of variable length. Raises ValueError for one below 0 or from 2^63 on."""
+    least, most = min(values, default=0), max(values, default=0)
+    if least < 0 or most >= 1 << 7 * _LONGEST:
+        raise ValueError(f"counts from {least} to {most} cannot be packed")
+    if most < 0x80:
         return bytes(values)
     written = bytearray()
     for value in values:
@@ -115,15 +114,16 @@ def _written(values: list[int]) -> bytes:
     return bytes(written)
 
 
-def _read(body: bytes, length: int) -> list[int]:
-    """So many integers, which must be all that there is."""
-    values = list(body) if len(body) == length else list(_integers(body))
-    if length < 1 or len(values) != length or (values and max(body) >= 0x80 and len(body) == length):
+def _read(body: bytes, length: int) -> Sequence[int]:
+    """So many integers, which must be all that there is: the bytes themselves where each has one."""
+    values: Sequence[int] = body if len(body) == length else list(read_integers(body))
+    if length < 1 or len(values) != length or (len(body) == length and max(body) >= 0x80):
         raise ValueError(f"not a packed histogram: {len(values)} numbers in place of {length}")
     return values
 
 
-def _integers(body: bytes) -> Iterable[int]:
+def read_integers(body: bytes) -> Iterator[int]:
+    """The inverse of ``write_integers``. Raises ValueError for bytes that it does not make."""
     value = shift = 0
     for byte in body:
         value |= (byte & 0x7F) << shift

@@ -1,13 +1,19 @@
-"""Windows of response times of a minute as few bytes, as the database keeps older ones: many in one row.
+"""Windows of response times as few bytes, as the database keeps older ones: many in one row.
 
-    byte 0         the format: 1 or 2
+    byte 0         the format: 1, 2 or 3
     bytes 1 to 4   the length of what follows, big-endian
     then           raw DEFLATE (RFC 1951) of JSON: a list of values for each field, and the lengths of the histograms
     then           the histograms, see ``manager.model.packed_histogram``: in format 1 each as it was given, in format 2
-                   all of them plain, in one raw DEFLATE
+                   all of them plain, in one raw DEFLATE; in format 3 three raw DEFLATEs, each after its length:
+        heads      of each histogram the first bucket and the number of buckets, two bytes each, big-endian
+        pairs      a byte for each bucket: its distance from the one before (0: it is the first) times 16, and its count
+        rest       numbers of 15 and more, for which 15 stands in the pair: integers of variable length, of each
+                   histogram first distances and then counts
 
-Times are whole microseconds: slots since the epoch (format 2: since the first one, which is ``base_us``), begin and end
-since that of the slot. Formats are never reused; only format 2 is written.
+Distance and count depend on each other: together they compress to a seventh less than one after the other.
+
+Times are whole microseconds: slots since the epoch (formats 2 and 3: since the first one, which is ``base_us``), begin
+and end since that of the slot. Formats are never reused; only format 3 is written, in which no length is needed.
 """
 
 from __future__ import annotations
@@ -15,17 +21,25 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from manager.model.packed_histogram import expanded
+from manager.model.packed_histogram import from_parts, parts, read_integers, write_integers
 
 _HEAD = struct.Struct(">BI")
-_SINGLE, _TOGETHER = 1, 2
+_SINGLE, _TOGETHER, _PAIRED = 1, 2, 3
+_LENGTH = struct.Struct(">I")
+_BUCKETS = struct.Struct(">HH")
+_NO_BUCKETS = _BUCKETS.pack(0, 0)
+_ESCAPE = 0xF
+"""In half a pair: the number follows in the rest."""
+_UPPER, _LOWER = bytes(pair >> 4 for pair in range(256)), bytes(pair & _ESCAPE for pair in range(256))
+"""The halves of each pair, for ``bytes.translate``."""
 _LEVEL = 9
 _RAW = -zlib.MAX_WBITS
+_NOT_WHOLE = "not packed windows: they are cut off, or go on"
 _FIELDS = "slot_us", "origin", "start_us", "end_us", "requests", "ready", "length"
 
 
@@ -44,7 +58,6 @@ class PackedWindow:
 
 def pack_windows(windows: Sequence[PackedWindow]) -> bytes:
     """Windows as bytes; ``unpack_windows`` reads them with plain histograms. Raises ValueError for other histograms."""
-    histograms = [expanded(window.histogram) for window in windows]
     base_us = min((window.slot_us for window in windows), default=0)
     columns = {
         "slot_us": [window.slot_us - base_us for window in windows],
@@ -53,12 +66,17 @@ def pack_windows(windows: Sequence[PackedWindow]) -> bytes:
         "end_us": [window.end_us - window.slot_us for window in windows],
         "requests": [window.requests for window in windows],
         "ready": [window.ready for window in windows],
-        "length": [len(histogram) for histogram in histograms],
+        "length": [],
         "base_us": base_us,
     }
     text = _deflated(json.dumps(columns, separators=(",", ":")).encode(), zlib.Z_DEFAULT_STRATEGY)
-    # Small counts repeat by chance alone: matches of more than one byte take more room than they save.
-    return _HEAD.pack(_TOGETHER, len(text)) + text + _deflated(b"".join(histograms), zlib.Z_RLE)
+    heads, pairs, rest = _paired(window.histogram for window in windows)
+    # Small counts repeat by chance alone: matches take more room than they save.
+    streams = (
+        _deflated(heads, zlib.Z_DEFAULT_STRATEGY),
+        *(_deflated(plain, zlib.Z_HUFFMAN_ONLY) for plain in (pairs, rest)),
+    )
+    return b"".join((_HEAD.pack(_PAIRED, len(text)), text, *(_LENGTH.pack(len(body)) + body for body in streams)))
 
 
 def unpack_windows(packed: bytes) -> list[PackedWindow]:
@@ -68,17 +86,14 @@ def unpack_windows(packed: bytes) -> list[PackedWindow]:
     """
     try:
         form, length = _HEAD.unpack_from(packed)
-        if form not in {_SINGLE, _TOGETHER}:
+        if form not in {_SINGLE, _TOGETHER, _PAIRED}:
             raise ValueError(f"format {form} of packed windows is unknown")
         rest = packed[_HEAD.size + length :]
         base_us, columns = _columns(zlib.decompress(packed[_HEAD.size : _HEAD.size + length], _RAW))
         *values, lengths = columns
-        if form == _TOGETHER:
-            rest = _inflated(rest)
-        bounds = pairwise(accumulate(lengths, initial=0))
-        histograms = [rest[first:last] for first, last in bounds]
-        if sum(lengths) != len(rest):
-            raise ValueError("not packed windows: they are cut off, or go on")
+        histograms = (
+            _unpaired(rest) if form == _PAIRED else _divided(rest if form == _SINGLE else _inflated(rest), lengths)
+        )
         slots = zip(*values, histograms, strict=True)
         return [
             PackedWindow(
@@ -90,6 +105,65 @@ def unpack_windows(packed: bytes) -> list[PackedWindow]:
         raise ValueError(f"not packed windows: {error}") from error
 
 
+def _divided(plain: bytes, lengths: Sequence[int]) -> list[bytes]:
+    """Histograms one after the other, as in formats 1 and 2."""
+    if sum(lengths) != len(plain):
+        raise ValueError(_NOT_WHOLE)
+    return [plain[first:last] for first, last in pairwise(accumulate(lengths, initial=0))]
+
+
+def _paired(histograms: Iterable[bytes]) -> tuple[bytes, bytes, bytes]:
+    """Heads, pairs and rest of format 3."""
+    heads, pairs = bytearray(), bytearray()
+    rest: list[int] = []
+    for histogram in histograms:
+        if not histogram:
+            heads += _NO_BUCKETS
+            continue
+        first, distances, counts = parts(histogram)
+        heads += _BUCKETS.pack(first, len(counts))
+        upper, lower = _half((0, *distances), rest), _half(counts, rest)
+        pairs += (upper << 4 | lower).to_bytes(len(counts), "big")
+    return bytes(heads), bytes(pairs), write_integers(rest)
+
+
+def _half(values: Sequence[int], rest: list[int]) -> int:
+    """A half of each pair, in the lower half of each byte; what does not fit goes to ``rest``."""
+    if max(values) >= _ESCAPE:
+        rest += [value for value in values if value >= _ESCAPE]
+        values = [min(value, _ESCAPE) for value in values]
+    return int.from_bytes(bytes(values), "big")
+
+
+def _unpaired(body: bytes) -> list[bytes]:
+    """The plain histograms of format 3."""
+    streams = []
+    for _ in range(3):
+        (length,) = _LENGTH.unpack_from(body)
+        streams.append(_inflated(body[_LENGTH.size : _LENGTH.size + length]))
+        body = body[_LENGTH.size + length :]
+    heads, pairs, rest = streams[0], streams[1], read_integers(streams[2])
+    histograms: list[bytes] = []
+    place = 0
+    for first, buckets in _BUCKETS.iter_unpack(heads):
+        halves = pairs[place : place + buckets]
+        place += buckets
+        distances, counts = (_whole(halves.translate(table), rest) for table in (_UPPER, _LOWER))
+        if len(counts) != buckets or any(distances[:1]):
+            raise ValueError(_NOT_WHOLE)
+        histograms.append(from_parts(first, distances[1:], counts) if buckets else b"")
+    if body or place != len(pairs) or any(True for _ in rest):
+        raise ValueError(_NOT_WHOLE)
+    return histograms
+
+
+def _whole(half: bytes, rest: Iterator[int]) -> Sequence[int]:
+    """The inverse of ``_half``."""
+    if _ESCAPE not in half:
+        return half
+    return [value if value < _ESCAPE else next(rest, -1) for value in half]
+
+
 def _deflated(plain: bytes, strategy: int) -> bytes:
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, zlib.DEF_MEM_LEVEL, strategy)
     return compressor.compress(plain) + compressor.flush()
@@ -99,7 +173,7 @@ def _inflated(body: bytes) -> bytes:
     decompressor = zlib.decompressobj(_RAW)
     plain = decompressor.decompress(body)
     if not decompressor.eof or decompressor.unused_data:
-        raise ValueError("not packed windows: they are cut off, or go on")
+        raise ValueError(_NOT_WHOLE)
     return plain
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import struct
 import uuid
-import zlib
 from collections.abc import Callable
 
 import sqlalchemy as sa
@@ -17,6 +16,7 @@ from alembic import op
 
 from manager.model.packed_records import PackedDecision, unpack_decisions, unpack_ticks
 from manager.model.packed_windows import unpack_windows
+from migrations.older_formats import deflated
 
 revision = "0013"
 down_revision = "0012"
@@ -63,14 +63,14 @@ def _windows(body: bytes) -> bytes:
         "ready": [window.ready for window in windows],
         "length": [len(window.histogram) for window in windows],
     }
-    text = _deflated(json.dumps(columns, separators=(",", ":")))
+    text = deflated(json.dumps(columns, separators=(",", ":")).encode())
     return struct.pack(">BI", 1, len(text)) + text + b"".join(window.histogram for window in windows)
 
 
 def _ticks(body: bytes) -> bytes:
     ticks = unpack_ticks(body)
     times = {"at_us": [tick.at_us for tick in ticks], "claimed_us": [tick.claimed_us for tick in ticks]}
-    return b"\x01" + _deflated("\n".join([json.dumps(times), *(tick.body for tick in ticks)]))
+    return b"\x01" + deflated("\n".join([json.dumps(times), *(tick.body for tick in ticks)]).encode())
 
 
 def _decisions(body: bytes) -> bytes:
@@ -78,9 +78,6 @@ def _decisions(body: bytes) -> bytes:
     names = [name for name in PackedDecision.__dataclass_fields__ if name != "record_id" or not decisions]
     columns = {name: [getattr(decision, name) for decision in decisions] for name in names}
     ids = b"".join(uuid.UUID(decision.record_id).bytes for decision in decisions)
-    return b"\x01" + struct.pack(">H", len(decisions)) + ids + _deflated(json.dumps(columns, ensure_ascii=False))
-
-
-def _deflated(text: str) -> bytes:
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return compressor.compress(text.encode()) + compressor.flush()
+    return (
+        b"\x01" + struct.pack(">H", len(decisions)) + ids + deflated(json.dumps(columns, ensure_ascii=False).encode())
+    )

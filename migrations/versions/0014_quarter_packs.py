@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from alembic import op
 
 from manager.model.packed_records import moment_of, pack_ticks, unpack_ticks
-from manager.model.packed_windows import pack_windows, unpack_windows
+from manager.model.packed_windows import unpack_windows
+from migrations.older_formats import windows_together
 
 revision = "0014"
 down_revision = "0013"
@@ -89,10 +90,10 @@ def _split_windows(connection: sa.Connection, number: int, application: int, bod
         there = (_PACKS.c.application_id == application) & (_PACKS.c.start == start)
         before = connection.scalar(sa.select(_PACKS.c.body).where(there))
         if before is None:
-            row = {"application_id": application, "start": start, "body": pack_windows(some)}
+            row = {"application_id": application, "start": start, "body": windows_together(some)}
             connection.execute(sa.insert(_PACKS).values(row))
         else:
-            both = pack_windows([*unpack_windows(before), *some])
+            both = windows_together([*unpack_windows(before), *some])
             connection.execute(sa.update(_PACKS).where(there).values(body=both))
 
 

@@ -56,6 +56,19 @@ def test_packed_rows_are_readable_by_the_program_before(database_url: str) -> No
     ]
 
 
+def test_the_program_before_reads_histograms_that_were_packed_in_pairs(database_url: str) -> None:
+    with closing(open_database(database_url)) as database:
+        database.upgrade()
+        put(database)
+        [now] = bodies(database, "window_packs")
+        database.downgrade("0014")
+        [before] = bodies(database, "window_packs")
+    assert (now[0], before[0]) == (3, 2)
+    assert [(window.slot_us, unpack(window.histogram)) for window in unpack_windows(before)] == [
+        (window.slot_us, unpack(window.histogram)) for window in WINDOWS
+    ]
+
+
 def test_a_quarter_of_an_hour_becomes_minutes_again(database_url: str) -> None:
     with closing(open_database(database_url)) as database:
         database.upgrade()
