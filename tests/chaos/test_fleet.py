@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
-from tests.bench.fault_agents import Exchange
-from tests.bench.fleet_faults import FAULTS, Options, Phase, largest_gap_s, run, stored_after_s
+from tests.bench.fault_agents import Exchange, Keys, Seen
+from tests.bench.fault_figures import Phase, Read, find, largest_gap_s, stored_after_s
+from tests.bench.fleet_faults import FAULTS, Options, run
 
 SMALL = Options(
     hosts=6,
@@ -53,3 +54,23 @@ def test_what_waited_is_stored_when_a_newer_tick_is() -> None:
     newer = Exchange("a", 130.0, 0.1, answered=True, sent_bytes=10, newest_tick_s=5001.0)
     assert stored_after_s([newer, waited], phase, 1) == 30.0
     assert stored_after_s([waited], phase, 1) == float("inf")
+
+
+def test_a_fault_is_told_by_what_was_seen_of_it() -> None:
+    phase = Phase("away", 0.0, 100.0, 5000.0, 200.0)
+    exchanges = [
+        Exchange("a", 50.0, 3.0, answered=False, sent_bytes=10),
+        Exchange("a", 104.0, 0.2, answered=True, sent_bytes=10, newest_tick_s=5001.0),
+        Exchange("b", 130.0, 0.1, answered=False, sent_bytes=10),
+        Exchange("b", 131.0, 0.1, answered=True, sent_bytes=10, newest_tick_s=5020.0),
+    ]
+    ticks = [(host, float(at_s)) for host in "ab" for at_s in range(0, 200, 5)]
+    reads = [Read(10.0, 2.0, answered=False), Read(110.0, 0.1, answered=True)]
+    found = find(phase, Seen(exchanges, ticks, Keys(), 0, 0), reads, 2)
+    assert (found.failed, found.live_s, found.recovered_s, found.busiest_s) == (2, 31.0, 31.0, 1)
+    assert (found.tick_gap_s, found.reads, found.reads_failed, found.during_ms) == (5.0, 2, 1, None)
+
+
+def test_what_is_lost_or_only_waits_is_told_apart() -> None:
+    acknowledged, stored = Keys({"a", "b"}), Keys({"b", "c"})
+    assert acknowledged.without(stored) == ["a"]
