@@ -6,8 +6,8 @@ Bar: at most 1 us. The kernel runs the program again and again on one packet and
 packet is in the CPU's caches then, and is not copied. *passed*: UDP, which is looked at no further. *no service*: TCP
 to a port that nobody serves. *acknowledgement*: TCP without content. *sent again*: a request that was seen already.
 *request* and *answer*: new ones by turns, one run each, as the kernel times them. *SYN* to *FIN*: of connections for
-one request each. *looked through*: messages with long heads, the first 16 of each connection. *two requests* and *two
-answers*: of a client that pipelines, each two in one packet, which is looked through. Needs root and bpftool.
+one request each. *looked through*: the first 16 messages of each connection. *two requests* and *two answers*: of a
+client that pipelines, each two in one packet, which is looked through. Needs root and bpftool.
 """
 
 from __future__ import annotations
@@ -54,6 +54,14 @@ Accept-Ranges: bytes\r
 """
     + b"x" * 612
 )
+LOOKED_THROUGH = (
+    (("a browser's request, looked through", "NGINX's answer, looked through"), BROWSER, NGINX),
+    (
+        ("memcached's get, looked through", "its answer of 100 bytes, looked through"),
+        b"get user:4711\r\n",
+        b"VALUE user:4711 0 100\r\n" + b"x" * 100 + b"\r\nEND\r\n",
+    ),
+)
 LOOKED_AT = 16
 """Segments of requests of a connection whose client takes turns: MOST_YOUNG of manager/bpf/tap/tap.h."""
 BAR_NS = 1000.0
@@ -92,7 +100,8 @@ def measure(packets: int) -> Iterator[tuple[str, float]]:
         yield "request", fmean(request_ns for request_ns, _ in timed)
         yield "answer", fmean(answer_ns for _, answer_ns in timed)
         yield from anew(to_guest, from_guest, get, ended)
-        yield from heads(to_guest, from_guest)
+        for kinds, ask, answered in LOOKED_THROUGH:
+            yield from zip(kinds, looked_through(to_guest, from_guest, ask, answered), strict=True)
         pipelining = Connection(client_port=40_001)
         run_on(from_guest, pipelining.from_guest(flags=SYN | ACK))
         turns = [(pipelining.to_guest(get * 2), pipelining.from_guest(ended * 2)) for _ in range(TURNS)]
@@ -119,18 +128,17 @@ def anew(to_guest: int, from_guest: int, request: bytes, answer: bytes) -> Itera
     yield "a connection's, mean", fmean(time_ns for times_ns in timed.values() for time_ns in times_ns)
 
 
-def heads(to_guest: int, from_guest: int) -> Iterator[tuple[str, float]]:
-    """Of connections whose messages have heads like a browser's and NGINX's, for as long as they are looked at."""
+def looked_through(to_guest: int, from_guest: int, request: bytes, answer: bytes) -> tuple[float, float]:
+    """Nanoseconds for a request and for its answer, of connections for as long as they are looked through."""
     timed: tuple[list[int], list[int]] = [], []
     for number in range(TURNS // LOOKED_AT):
         connection = Connection(client_port=41_000 + number % 20_000, sent=number * 7919)
         run_on(from_guest, connection.from_guest(flags=SYN | ACK))
         for _ in range(LOOKED_AT):
-            timed[0].append(repeated_ns(to_guest, connection.to_guest(BROWSER), 1))
-            timed[1].append(repeated_ns(from_guest, connection.from_guest(NGINX), 1))
+            timed[0].append(repeated_ns(to_guest, connection.to_guest(request), 1))
+            timed[1].append(repeated_ns(from_guest, connection.from_guest(answer), 1))
         run_on(from_guest, connection.from_guest(flags=FIN | ACK))
-    yield "a browser's request, looked through", fmean(timed[0])
-    yield "NGINX's answer, looked through", fmean(timed[1])
+    return fmean(timed[0]), fmean(timed[1])
 
 
 def main() -> None:

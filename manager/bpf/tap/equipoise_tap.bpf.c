@@ -34,6 +34,7 @@ typedef __u64 u64;
 
 #include "tap.h"
 #include "buckets.h"
+#include "times.bpf.h"
 
 #define SELDOM(what) __builtin_expect(what, false) /* its code is put behind that of most packets */
 #define PASS (-1) /* TCX_NEXT, TC_ACT_UNSPEC: whatever comes next decides */
@@ -492,25 +493,7 @@ static bool is_error(const u8 head[HEAD_BYTES], u8 protocol)
 	return protocol == MEMCACHED_BINARY && head[0] == 0x81 && !head[6] && head[7] >= 0x82 && head[7] <= 0x86;
 }
 
-/* The first bucket whose upper bound is not less. */
-static __always_inline u32 find_bucket(u64 time_ns)
-{
-	u32 low = 0, high = BUCKETS - 1;
-
-	for (int step = 0; step < BUCKET_STEPS; step++) {
-		u32 middle = (low + high) / 2;
-
-		if (low >= high || middle >= BUCKETS)
-			break;
-		if (time_ns <= upper_bound_ns[middle])
-			high = middle;
-		else
-			low = middle + 1;
-	}
-	return FIRST_BUCKET + low;
-}
-
-/* The same. The verifier looks at it once. */
+/* The verifier looks at it once. */
 __attribute__((noinline)) int bucket_of(u64 time_ns)
 {
 	return (int)find_bucket(time_ns);

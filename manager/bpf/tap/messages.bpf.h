@@ -670,35 +670,17 @@ static u32 take_frequent(struct scan *scan, u64 eight)
 	return 0;
 }
 
-static __always_inline u32 take_text(struct scan *scan, u8 letter, u64 eight)
+/* Whether the step ends with it: the line does, or nothing else is wanted of it. */
+static bool take_text_letter(struct scan *scan, u8 letter)
 {
 	struct stream *stream = scan->stream;
-	u32 taken = 1, frequent;
 
-	if (stream->state == FIRST && !stream->letters) {
-		if (!scan->answers)
-			begin_asking(scan);
-		else if (!(stream->traits & ANSWERING))
-			begin_answer(scan);
-		frequent = take_frequent(scan, eight);
-		if (frequent) {
-			stream->word = eight >> (72 - 8 * frequent);
-			stream->letters = frequent - 1;
-			letter = ' ';
-			taken = frequent;
-		}
-	}
-	if (is_in_key(scan, eight)) {
-		stream->word = eight;
-		stream->letters = stream->letters < 255 - STEP_BYTES ? stream->letters + STEP_BYTES : 255;
-		return STEP_BYTES;
-	}
 	if (letter != ' ' && letter != '\r' && letter != '\n') {
 		take_letter(scan, letter);
 		take_digit(scan, letter - '0', 10);
 		if (stream->state == FIRST && stream->letters > MOST_WORD)
 			stream->lost = true;
-		return taken;
+		return stream->lost;
 	}
 	if (stream->state == FIRST) {
 		if (scan->answers)
@@ -714,6 +696,41 @@ static __always_inline u32 take_text(struct scan *scan, u8 letter, u64 eight)
 		end_text_line(scan);
 	else if (letter == '\r')
 		stream->state = REST;
+	return letter == '\n' || stream->state == REST || stream->lost;
+}
+
+/* Letters of a line, as many as a step has. */
+static __always_inline u32 take_text(struct scan *scan, u64 letters, u32 left)
+{
+	struct stream *stream = scan->stream;
+	u64 eight = left >= STEP_BYTES ? letters : 0;
+	u32 taken = 0, frequent = 0;
+
+	if (stream->state == FIRST && !stream->letters) {
+		if (!scan->answers)
+			begin_asking(scan);
+		else if (!(stream->traits & ANSWERING))
+			begin_answer(scan);
+		frequent = take_frequent(scan, eight);
+	}
+	if (frequent) {
+		stream->word = eight >> (72 - 8 * frequent);
+		stream->letters = frequent - 1;
+		take_text_letter(scan, ' ');
+		return frequent;
+	}
+	if (is_in_key(scan, eight)) {
+		stream->word = eight;
+		stream->letters = stream->letters < 255 - STEP_BYTES ? stream->letters + STEP_BYTES : 255;
+		return STEP_BYTES;
+	}
+#pragma clang loop unroll(disable)
+	while (taken < STEP_BYTES && taken < left) {
+		taken++;
+		if (take_text_letter(scan, letters >> 56))
+			break;
+		letters <<= 8;
+	}
 	return taken;
 }
 
@@ -888,7 +905,8 @@ static long look_on(u32 step, struct scan *scan)
 	limit(scan->chunk, stream->at, left);
 	if (!is_passing_over(stream)) {
 		eight = left >= STEP_BYTES ? bpf_be64_to_cpu(words[0]) : 0;
-		taken = scan->http ? take_http(scan, words, eight, left) : take_text(scan, (u8)words[0], eight);
+		taken = scan->http ? take_http(scan, words, eight, left)
+				   : take_text(scan, bpf_be64_to_cpu(words[0]), left);
 		if (!is_passing_over(stream)) {
 			stream->at += taken;
 			return 0;
