@@ -32,7 +32,7 @@ _BESIDES_CPU: Mapping[str, tuple[Knob, ...]] = {
     "Memory ceilings": (Knob.MEMORY_CEILING,),
     "Disk weights": tuple(DISK_WEIGHTS.values()),
     "Disk ceilings": (Knob.DISK_CEILING,),
-    "Uplink shares": (Knob.EGRESS_GROUP,),
+    "Uplink shares": (Knob.EGRESS_GROUP, Knob.EGRESS_TURN),
     "Limits at taps": (Knob.TAP_LIMIT,),
 }
 """Controls of memory, disks and uplinks, and the settings of VMs that they are."""

@@ -2,7 +2,8 @@
 
 Critical VMs are guaranteed most of the rate, may have all of it, and go first. The ceiling of batch VMs is what
 Heracles leaves them (Lo et al., ISCA 2015): the rate, less what critical VMs send, less a reserve for what these may
-send next. It follows in rounds, and only by steps worth a write.
+send next. It follows in rounds, and only by steps worth a write. VMs of one kind share alike or, where any of them has
+a registered weight, by their weights.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from types import MappingProxyType
 from manager.control.resource_decision import NOTHING_DECIDED, ResourceDecision
 from manager.control.tap_plan import plan_taps
 from manager.model.decision import Goal, Snapshot, VmView
+from manager.model.host import WeightScale
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
-from manager.model.network import MOST_KBIT, EgressGroup, UplinkPort
+from manager.model.network import LEAST_TURN, MOST_KBIT, MOST_TURN, USUAL_TURN, EgressGroup, UplinkPort
 from manager.model.numbers import digits
 from manager.model.registration import Mode
 from manager.model.rules import NetworkRules
@@ -60,13 +62,15 @@ class NetworkState:
 class UplinksSeen:
     """What was read of uplinks at ``monotonic_s``: the interfaces that may be some, by index, and all knobs there.
 
-    Without any interface they could not be read. ``limits``: what the taps of VMs are limited to.
+    Without any interface they could not be read. ``limits``: what the taps of VMs are limited to; ``turns``: those that
+    VMs take.
     """
 
     monotonic_s: float
     uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
     keys: Collection[KnobKey] = ()
     limits: Mapping[KnobKey, int] = field(default_factory=dict)
+    turns: Mapping[KnobKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,12 @@ def plan_network(
     rates, problems = _rates(rules, seen, before, journalled) if seen.uplinks else (before, [])
     state = _advance(state, rules, seen, rates, journalled)
     why = "" if rules.shares else f"{decided.uplink_shares}; "
-    goals = (*_uplink_goals(snapshot, seen, rates, state, why), *_vm_goals(views, uuids, seen, rates))
+    turns = _turns(views, snapshot.capabilities.weights)
+    goals = (
+        *_uplink_goals(snapshot, seen, rates, state, why),
+        *_vm_goals(views, uuids, seen, rates),
+        *_turn_goals(views, uuids, seen.turns, rates, turns),
+    )
     return NetworkPlan((*goals, *taps.goals), (*problems, *taps.problems), state)
 
 
@@ -230,3 +239,43 @@ def _vm_goals(
             key = KnobKey(uuids[view.name], Knob.EGRESS_GROUP, index)
             if key in seen.keys:
                 yield Goal(key, int(group), f"{view.spec.vm_class} VM", view.mode)
+
+
+def turn_frames(weight: int, least: int, most: int) -> int:
+    """How long a turn is of a VM with this weight, where its kind has weights from ``least`` to ``most``.
+
+    Turns are as the weights, as far as the longest allows; the shortest is no shorter than it needs to be.
+    """
+    longest = min(USUAL_TURN * most / least, MOST_TURN)
+    return max(round(longest * weight / most), LEAST_TURN)
+
+
+def _turns(views: Sequence[VmView], scale: WeightScale | None) -> dict[str, int]:
+    """By VM, of the kinds of which any VM has a registered weight; others count with what `priority` gives them."""
+    turns: dict[str, int] = {}
+    for critical in (True, False):
+        own = [view for view in views if view.critical is critical]
+        if scale is None or all(view.spec.weight is None for view in own):
+            continue
+        usual = scale.critical if critical else scale.batch
+        weights = {view.name: view.spec.weight or usual for view in own}
+        least, most = min(weights.values()), max(weights.values())
+        turns |= {vm: turn_frames(weight, least, most) for vm, weight in weights.items()}
+    return turns
+
+
+def _turn_goals(
+    views: Sequence[VmView],
+    uuids: Mapping[str, str],
+    held: Mapping[KnobKey, int],
+    rates: Mapping[int, int],
+    turns: Mapping[str, int],
+) -> Iterator[Goal]:
+    """Of VMs that have a class; where their kind has no weights any more, the usual turn again."""
+    for view in views:
+        for index in rates if held else ():
+            key = KnobKey(uuids[view.name], Knob.EGRESS_TURN, index)
+            wanted = turns.get(view.name)
+            if key in held and (wanted is not None or held[key] != USUAL_TURN):
+                why = "VMs of its kind share alike" if wanted is None else "by its weight among VMs of its kind"
+                yield Goal(key, USUAL_TURN if wanted is None else wanted, why, view.mode)

@@ -2,7 +2,7 @@
 
     HANDLE: whole                 the uplink's rate
         others                    what comes from no managed VM, and what no filter knows
-        critical, batch           with a class for each VM inside, which borrow from it in turn
+        critical, batch           with a class for each VM inside, which borrow from it by turns as long as its quantum
 
 VMs are known by the source addresses of their frames. All of it is undone by removing the qdisc, which is the root one
 of its interface. An interface that has a root qdisc of another tool keeps it.
@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host.files import names_in, number_of, refused
 from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import HostPaths
-from manager.host.traffic_control import INGRESS, ROOT, HtbClass, Qdisc, SourceFilter, TrafficControl
+from manager.host.traffic_control import FRAME_BYTES, INGRESS, ROOT, HtbClass, Qdisc, SourceFilter, TrafficControl
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.network import (
@@ -30,6 +31,7 @@ from manager.model.network import (
     MOST_KBIT,
     NO_RATE,
     OTHERS_PART,
+    USUAL_TURN,
     EgressGroup,
     UplinkPort,
 )
@@ -44,7 +46,7 @@ _PARTS = {OTHERS: OTHERS_PART, CRITICAL: CRITICAL_PART, BATCH: BATCH_PART}
 _TURNS = {CRITICAL: 0, OTHERS: 1, BATCH: 2}
 """Who borrows first what others leave: the priorities of HTB."""
 VM_KBIT = 8
-"""Guaranteed to each VM for itself: next to nothing, so that those of a group share its part alike."""
+"""Guaranteed to each VM for itself: next to nothing, so that those of a group share its part by their turns."""
 FAIR_QUEUE = "fq_codel"
 LOOK_EVERY = 12
 """Interfaces are examined at every so many looks, and when any come or go."""
@@ -100,8 +102,13 @@ class NetworkShares(KnobFiles):
     def keys(self, vm: VmTarget | None) -> Iterable[KnobKey]:
         divided = [index for index in self._examined() if self._is_ours(index)]
         if vm is not None:
-            known = bool(self._addresses(vm.uuid))
-            return [KnobKey(vm.uuid, Knob.EGRESS_GROUP, index) for index in divided] if known else ()
+            if not self._addresses(vm.uuid):
+                return ()
+            own = [index for index in divided if self._own_class(index, vm) is not None]
+            return (
+                *(KnobKey(vm.uuid, Knob.EGRESS_GROUP, index) for index in divided),
+                *(KnobKey(vm.uuid, Knob.EGRESS_TURN, index) for index in own),
+            )
         whole = [index for index in divided if BATCH in self._classes_of(index)]
         return (
             *(KnobKey(HOST_UUID, Knob.UPLINK_RATE, index) for index in self._examined()),
@@ -119,7 +126,13 @@ class NetworkShares(KnobFiles):
             if batch is None:
                 return None
             return UNLIMITED if batch.ceiling_kbit == MOST_KBIT else batch.ceiling_kbit
-        return self._group(index, vm) if vm is not None else None
+        return self._held_by_vm(key, vm) if vm is not None else None
+
+    def _held_by_vm(self, key: KnobKey, vm: VmTarget) -> int | None:
+        if key.knob is Knob.EGRESS_GROUP:
+            return self._group(key.index, vm)
+        own = self._own_class(key.index, vm)
+        return None if own is None else own.quantum_bytes // FRAME_BYTES
 
     def put(self, key: KnobKey, value: KnobValue, vm: VmTarget | None) -> None:
         wanted, index = checked_number(key, value), key.index
@@ -132,8 +145,10 @@ class NetworkShares(KnobFiles):
                     self._divide(index, wanted)
                 elif not self._is_ours(index):
                     raise VmVanished(f"interface {index} is not divided", errno.ENOENT)
+                elif vm is not None and key.knob is Knob.EGRESS_TURN:
+                    self._take_turns(index, vm, wanted * FRAME_BYTES)
                 elif vm is not None:
-                    self._move(index, self._addresses(vm.uuid), EgressGroup(wanted))
+                    self._move(index, vm, EgressGroup(wanted))
         finally:
             self._read_anew()
 
@@ -178,9 +193,17 @@ class NetworkShares(KnobFiles):
         if WHOLE in there:
             self._put(index, WHOLE, HANDLE, rate_kbit, rate_kbit)
 
-    def _put(self, index: int, handle: int, parent: int, rate_kbit: int, ceiling_kbit: int) -> None:
+    def _put(
+        self,
+        index: int,
+        handle: int,
+        parent: int,
+        rate_kbit: int,
+        ceiling_kbit: int,
+        quantum_bytes: int = USUAL_TURN * FRAME_BYTES,
+    ) -> None:
         turn = _TURNS.get(handle, _TURNS.get(parent, 0))
-        self._control.put_class(index, HtbClass(handle, parent, rate_kbit, ceiling_kbit, turn))
+        self._control.put_class(index, HtbClass(handle, parent, rate_kbit, ceiling_kbit, turn, quantum_bytes))
 
     def _queue_fairly(self, index: int, handle: int) -> None:
         """Where the kernel can, flows of one class do not wait for each other."""
@@ -191,18 +214,35 @@ class NetworkShares(KnobFiles):
         except FileNotFoundError:
             self._fair_queues = False
 
-    def _move(self, index: int, addresses: Collection[bytes], group: EgressGroup) -> None:
+    def _move(self, index: int, vm: VmTarget, group: EgressGroup) -> None:
         """The new class comes before the old one goes: what a crash leaves is neither nobody's nor whole."""
+        addresses, own = self._addresses(vm.uuid), self._own_class(index, vm)
+        quantum_bytes = own.quantum_bytes if own is not None else USUAL_TURN * FRAME_BYTES
         old = [held for held in self._filters_of(index) if held.address in addresses]
         parent = _GROUPS.get(group)
         if parent is not None:
             handle = self._free_class(index)
-            self._put(index, handle, parent, VM_KBIT, MOST_KBIT)
+            self._put(index, handle, parent, VM_KBIT, MOST_KBIT, quantum_bytes)
             self._queue_fairly(index, handle)
             with _offered("u32 filters"):
                 for address in sorted(addresses):
                     self._control.add_filter(index, HANDLE, address, handle)
         self._remove(index, old)
+
+    def _take_turns(self, index: int, vm: VmTarget, quantum_bytes: int) -> None:
+        own = self._own_class(index, vm)
+        if own is None:
+            raise VmVanished(f"interface {index} has no class of {vm.uuid}", errno.ENOENT)
+        self._control.put_class(index, replace(own, quantum_bytes=quantum_bytes))
+
+    def _own_class(self, index: int, vm: VmTarget) -> HtbClass | None:
+        """That which filters lead a VM's packets to; None: it has none, or is not wholly there."""
+        addresses = self._addresses(vm.uuid)
+        by_address = self._targets_of(index)
+        targets = [target for address in addresses for target in by_address.get(address, ())]
+        if not targets or len(targets) != len(addresses) or len(set(targets)) > 1:
+            return None
+        return self._classes_of(index).get(targets[0])
 
     def _free_class(self, index: int) -> int:
         """One that no filter leads to. Such a class that is there was left over: it goes."""
@@ -235,12 +275,10 @@ class NetworkShares(KnobFiles):
         if not addresses:
             return None
         by_address = self._targets_of(index)
-        targets = [target for address in addresses for target in by_address.get(address, ())]
-        if not targets:
+        if not any(by_address.get(address) for address in addresses):
             return int(EgressGroup.OTHERS)
-        handle = targets[0]
-        held = self._classes_of(index).get(handle)
-        if held is None or len(targets) != len(addresses) or set(targets) != {handle}:
+        held = self._own_class(index, vm)
+        if held is None:
             return int(EgressGroup.PARTLY)
         whole = held.rate_kbit == VM_KBIT and held.ceiling_kbit == MOST_KBIT
         if not whole or held.priority != _TURNS.get(held.parent):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from manager.host.netlink import CREATE, ECHO, EXCLUSIVE, REPLACE, RouteSocket, attribute, attributes
+from manager.model.network import USUAL_TURN
 
 ROOT = 0xFFFF_FFFF
 """The parent of an interface's root qdisc."""
@@ -36,7 +37,8 @@ _HTB_VERSION, _HTB_QUANTA = 3, 10
 _ETHERNET = 1  # TC_LINKLAYER_ETHERNET: the kernel computes the time of a packet itself
 _TICK_NS = 64  # PSCHED_SHIFT
 _BYTES_PER_KBIT = 125
-_QUANTUM_BYTES = 15_140
+FRAME_BYTES = 1514
+"""A whole one of Ethernet."""
 _U32_CLASS, _U32_SELECTOR = 1, 5
 _TARGET = struct.Struct("=I")
 _SELECTOR = struct.Struct("=BBBxHHhHI")  # tc_u32_sel: flags, shift, keys, then what is of no use here
@@ -68,6 +70,7 @@ class Qdisc:
 class HtbClass:
     """A class of HTB: what it is guaranteed and may have at most, in kbit/s, and its turn (0 first).
 
+    Classes of one parent that borrow from it do so in proportion to ``quantum_bytes``, by deficit round robin.
     ``sent_bytes`` is what it and those inside it have sent.
     """
 
@@ -76,6 +79,7 @@ class HtbClass:
     rate_kbit: int
     ceiling_kbit: int
     priority: int
+    quantum_bytes: int = USUAL_TURN * FRAME_BYTES
     sent_bytes: int = 0
 
 
@@ -133,7 +137,7 @@ class TrafficControl:
         """Make a class, or change the one that is there."""
         rates = [(0, _ETHERNET, 0, 0, 0, kbit * _BYTES_PER_KBIT) for kbit in (wanted.rate_kbit, wanted.ceiling_kbit)]
         burst = BURST_US * 1000 // _TICK_NS
-        params = _HTB_CLASS.pack(*rates[0], *rates[1], burst, burst, _QUANTUM_BYTES, 0, wanted.priority)
+        params = _HTB_CLASS.pack(*rates[0], *rates[1], burst, burst, wanted.quantum_bytes, 0, wanted.priority)
         options = _of_kind("htb", attribute(_HTB_PARAMS, params))
         self._ask(_NEW_CLASS, CREATE, interface, wanted.handle, wanted.parent, options)
 
@@ -219,8 +223,8 @@ def _class(handle: int, parent: int, fields: dict[int, bytes]) -> HtbClass:
     basic = attributes(fields.get(_STATS, b"")).get(_BASIC, b"")
     sent = _BYTES.unpack_from(basic)[0] if len(basic) >= _BYTES.size else 0
     numbers = _HTB_CLASS.unpack_from(params) if len(params) >= _HTB_CLASS.size else (0,) * 17
-    rate, ceiling, priority = numbers[5], numbers[11], numbers[16]
-    return HtbClass(handle, parent, rate // _BYTES_PER_KBIT, ceiling // _BYTES_PER_KBIT, priority, sent)
+    rate, ceiling, quantum, priority = numbers[5], numbers[11], numbers[14], numbers[16]
+    return HtbClass(handle, parent, rate // _BYTES_PER_KBIT, ceiling // _BYTES_PER_KBIT, priority, quantum, sent)
 
 
 def _source(selector: bytes) -> bytes:

@@ -366,8 +366,11 @@ def _journalled(journal: Journal, knobs: frozenset[Knob]) -> Mapping[KnobKey, in
 def _uplinks_seen(reading: Reading) -> UplinksSeen:
     of_vms = {key: value for apart in reading.apart.values() for key, value in apart.items() if key.knob in EGRESS}
     keys = frozenset((*of_vms, *(key for key in reading.own_knobs if key.knob in EGRESS)))
-    limits = {key: value for key, value in of_vms.items() if key.knob is Knob.TAP_LIMIT and isinstance(value, int)}
-    return UplinksSeen(reading.monotonic_s, reading.uplinks, keys, limits)
+    limits, turns = (
+        {key: value for key, value in of_vms.items() if key.knob is knob and isinstance(value, int)}
+        for knob in (Knob.TAP_LIMIT, Knob.EGRESS_TURN)
+    )
+    return UplinksSeen(reading.monotonic_s, reading.uplinks, keys, limits, turns)
 
 
 def _memory_groups(reading: Reading, journal: Journal) -> MemoryGroups:

@@ -359,6 +359,7 @@ class ControlLoop:
             self.journal.revision,
             reading.knobs,
             reading.own_knobs,
+            HOST_UUID in reading.errors,
             reading.batch_group,
             [state.instance for state in reading.states.values()],
             capabilities.online_cpus,

@@ -12,7 +12,16 @@ from functools import partial
 from typing import NamedTuple
 
 from manager.model.knob_spec import Control, Cpus, Family, KnobSpec, Number, Order, Scope, Text, Undo
-from manager.model.network import ANOTHER, INCOMPLETE, MOST_KBIT, NO_RATE, EgressGroup
+from manager.model.network import (
+    ANOTHER,
+    INCOMPLETE,
+    LEAST_TURN,
+    MOST_KBIT,
+    MOST_TURN,
+    NO_RATE,
+    USUAL_TURN,
+    EgressGroup,
+)
 from manager.model.power import (
     ANOTHER_GOVERNOR,
     ANY_LATENCY,
@@ -68,6 +77,7 @@ class Knob(StrEnum):
     UPLINK_RATE = "uplink_rate"
     BATCH_EGRESS = "batch_egress"
     EGRESS_GROUP = "egress_group"
+    EGRESS_TURN = "egress_turn"
     TAP_LIMIT = "tap_limit"
     RESUME_LATENCY = "resume_latency"
     GOVERNOR = "governor"
@@ -445,6 +455,14 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         interface="a class of HTB, and u32 filters by source address",
         # An interface was plugged, or a crash came between; the class went with the qdisc.
         resets=frozenset({EgressGroup.PARTLY, EgressGroup.OTHERS}),
+        made_here=True,
+    ),
+    Knob.EGRESS_TURN: _egress(
+        "turn",
+        "Frames that a VM sends in its turn while VMs of its kind share an uplink: their parts are as their turns.",
+        value=Number("frames", LEAST_TURN, MOST_TURN, usual=USUAL_TURN),
+        interface="quantum of a class of HTB",
+        resets=frozenset({USUAL_TURN}),  # as a class is made
         made_here=True,
     ),
     Knob.TAP_LIMIT: _egress(

@@ -38,7 +38,7 @@ from manager.model.knobs import (
     Knob,
     KnobKey,
 )
-from manager.model.network import ANOTHER, NO_RATE, EgressGroup, UplinkPort
+from manager.model.network import ANOTHER, NO_RATE, USUAL_TURN, EgressGroup, UplinkPort
 from manager.model.power import ClockDomain
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
@@ -54,6 +54,8 @@ WARP_KNOBS = {
     Mechanism.BVT: Knob.BVT_WARP,
     Mechanism.GROUP_IDENTITY: Knob.GROUP_IDENTITY,
 }
+_WITH_CLASS = {EgressGroup.BATCH, EgressGroup.CRITICAL, EgressGroup.CHANGED}
+"""Where a VM has a class of its own on an uplink."""
 
 
 def domain_uuid(name: str) -> str:
@@ -84,6 +86,7 @@ class FakeVm:
     memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
     disks: dict[tuple[Knob, int], int] = field(default_factory=dict)
     egress: dict[int, int] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)
     tap_limits: dict[int, int] = field(default_factory=dict)
 
 
@@ -298,15 +301,30 @@ class FakeHost:
             gone = self._batch_ceilings(self.ports.keys() - self.divided.keys())
             return {key: value for key, value in self._uplinks().items() if key not in gone}
         self._require(instance)
-        return {**self._groups(instance.uuid, self.divided), **self._tap_limits(instance.uuid)}
+        held = self._groups(instance.uuid, self.divided)
+        gone = {index for index in self.divided if not self.has_class(instance.uuid, index)}
+        there = {key: value for key, value in held.items() if key.knob is Knob.EGRESS_GROUP or key.index not in gone}
+        return {**there, **self._tap_limits(instance.uuid)}
+
+    def has_class(self, uuid: str, uplink: int) -> bool:
+        """Whether a VM has a class of its own there."""
+        return uplink in self.divided and uuid in self.vms and self.vms[uuid].egress.get(uplink) in _WITH_CLASS
 
     def _tap_limits(self, uuid: str) -> dict[KnobKey, KnobValue]:
         held = self.vms[uuid].tap_limits
         return {KnobKey(uuid, Knob.TAP_LIMIT, tap): held.get(tap, NO_RATE) for tap in self.interfaces.get(uuid, ())}
 
     def _groups(self, uuid: str, uplinks: Iterable[int]) -> dict[KnobKey, KnobValue]:
-        held = self.vms[uuid].egress
-        return {KnobKey(uuid, Knob.EGRESS_GROUP, index): held.get(index, EgressGroup.OTHERS) for index in uplinks}
+        """A VM without a class has no turn, which reads like the usual one."""
+        vm = self.vms[uuid]
+        return {
+            key: value
+            for index in uplinks
+            for key, value in (
+                (KnobKey(uuid, Knob.EGRESS_GROUP, index), vm.egress.get(index, EgressGroup.OTHERS)),
+                (KnobKey(uuid, Knob.EGRESS_TURN, index), vm.turns.get(index, USUAL_TURN)),
+            )
+        }
 
     def _set_egress(self, key: KnobKey, value: int) -> None:
         """Classes and filters go with the qdisc."""
@@ -323,12 +341,19 @@ class FakeHost:
             self.batch_ceilings.pop(index, None)
             for vm in self.vms.values():
                 vm.egress.pop(index, None)
+                vm.turns.pop(index, None)
         elif index not in self.divided:
             raise VmVanished("not divided", errno.ENOENT)
         elif key.knob is Knob.BATCH_EGRESS:
             self.batch_ceilings[index] = value
-        else:
+        elif key.knob is Knob.EGRESS_GROUP:
             self.vms[key.uuid].egress[index] = value
+            if value not in _WITH_CLASS:
+                self.vms[key.uuid].turns.pop(index, None)
+        elif self.has_class(key.uuid, index):
+            self.vms[key.uuid].turns[index] = value
+        else:
+            raise VmVanished("no class", errno.ENOENT)
 
     def _set_disk(self, key: KnobKey, value: int) -> None:
         if key not in self._disks(key.uuid):

@@ -18,7 +18,7 @@ from manager.loop.tick import ControlLoop, TickResult
 from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import EGRESS, HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.limits import EVERYTHING
-from manager.model.network import NO_RATE, EgressGroup
+from manager.model.network import NO_RATE, USUAL_TURN, EgressGroup
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import NetworkRules, UplinkRules
 from policies.equal import POLICY as EQUAL
@@ -117,6 +117,7 @@ def divided(ceiling: int) -> dict[Knob, list[KnobValue]]:
         Knob.UPLINK_RATE: [RATE_KBIT],
         Knob.BATCH_EGRESS: [ceiling],
         Knob.EGRESS_GROUP: [EgressGroup.CRITICAL, EgressGroup.BATCH],
+        Knob.EGRESS_TURN: [USUAL_TURN, USUAL_TURN],
     }
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from manager.host.traffic_control import HtbClass, TrafficControl
 from manager.model.finding import FindingStatus
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
-from manager.model.network import ANOTHER, INCOMPLETE, NO_RATE, EgressGroup
+from manager.model.network import ANOTHER, INCOMPLETE, LEAST_TURN, MOST_TURN, NO_RATE, USUAL_TURN, EgressGroup
 from tests.host.conftest import REAL
 from tests.host.uplink_wire import BATCH_ADDRESS, CRITICAL_ADDRESS, Wire, lacks, run, slow_wire
 
@@ -203,6 +204,7 @@ STEPS: tuple[tuple[Knob, int, VmTarget | None], ...] = (
     (Knob.UPLINK_RATE, ENOUGH_KBIT, None),
     (Knob.EGRESS_GROUP, EgressGroup.BATCH, WEB),
     (Knob.EGRESS_GROUP, EgressGroup.CRITICAL, WEB),
+    (Knob.EGRESS_TURN, MOST_TURN, WEB),
     (Knob.BATCH_EGRESS, 30_000, None),
     (Knob.UPLINK_RATE, 20_000, None),
     (Knob.EGRESS_GROUP, EgressGroup.OTHERS, WEB),
@@ -364,3 +366,56 @@ def test_a_flood_of_a_batch_vm_keeps_a_critical_one_waiting_no_more(wire: Wire) 
     port.shares.look()
     assert (port.shares.uplinks()[port.index].critical_bytes or 0) > 100 * len(shared)
     assert INCOMPLETE in Knob.UPLINK_RATE.spec.resets
+
+
+@pytest.mark.parametrize("group", [EgressGroup.BATCH, EgressGroup.CRITICAL])
+def test_vms_of_a_kind_share_an_uplink_as_their_turns(wire: Wire, group: EgressGroup) -> None:
+    """Beside the same with equal turns: the kernel sends by deficit round robin (net/sched/sch_htb.c)."""
+    port = Port(wire.uplink)
+    own = {"web": CRITICAL_ADDRESS, "hog": BATCH_ADDRESS}
+    port.shares = NetworkShares(REAL, lambda vm: {bytes.fromhex(own[vm].replace(":", ""))})
+    _try_htb(port)
+    port.divide()
+    for vm in (WEB, HOG):
+        assert port.held(Knob.EGRESS_TURN, vm) is None, "there is no class"
+        port.write(Knob.EGRESS_GROUP, group, vm)
+        assert port.held(Knob.EGRESS_TURN, vm) == USUAL_TURN
+
+    def ratio() -> float:
+        with wire.flooded("critical", "batch"):
+            time.sleep(1.0)
+            before = _sent_by_class(port)
+            time.sleep(2.0)
+            after = _sent_by_class(port)
+        web, hog = (after[handle] - before[handle] for handle in sorted(after))
+        return web / hog
+
+    equal = ratio()
+    assert port.write(Knob.EGRESS_TURN, 4 * USUAL_TURN, WEB) == 4 * USUAL_TURN
+    weighted = ratio()
+    print(f"sent in proportion {equal:.2f} with equal turns, {weighted:.2f} with turns of 4 to 1")
+    assert 0.5 < equal < 2
+    assert weighted > 2 * equal
+    assert port.held(Knob.EGRESS_GROUP, WEB) == group, "its turn is no part of that"
+
+
+def _sent_by_class(port: Port) -> dict[int, int]:
+    """Bytes that VMs have sent, by the handles of their classes: the first VM's is the least."""
+    control = TrafficControl()
+    sent = {held.handle: held.sent_bytes for held in control.classes(port.index) if held.parent in {BATCH, CRITICAL}}
+    control.close()
+    return sent
+
+
+def test_a_turn_ends_with_the_class(port: Port) -> None:
+    port.divide()
+    port.write(Knob.EGRESS_GROUP, EgressGroup.BATCH, WEB)
+    for turn in (LEAST_TURN, MOST_TURN):
+        assert port.write(Knob.EGRESS_TURN, turn, WEB) == turn
+    port.write(Knob.EGRESS_GROUP, EgressGroup.CRITICAL, WEB)
+    assert port.held(Knob.EGRESS_TURN, WEB) == MOST_TURN, "another class of the same VM"
+    port.write(Knob.EGRESS_GROUP, EgressGroup.OTHERS, WEB)
+    assert port.held(Knob.EGRESS_TURN, WEB) is None
+    assert USUAL_TURN in Knob.EGRESS_TURN.spec.resets
+    with pytest.raises(VmVanished):
+        port.write(Knob.EGRESS_TURN, USUAL_TURN, WEB)

@@ -78,10 +78,17 @@ class Wire:
 
     def flood(self, place: str, seconds: float) -> None:
         """A VM sends what it can for so long."""
+        with self.flooded(place):
+            time.sleep(seconds)
+
+    @contextmanager
+    def flooded(self, *places: str) -> Iterator[None]:
+        """These VMs send what they can."""
         with contextlib.ExitStack() as stack:
             self._begin(stack, "peer", "sink")
-            self._begin(stack, place, "flood")
-            time.sleep(seconds)
+            for place in places:
+                self._begin(stack, place, "flood")
+            yield
 
     def _begin(self, stack: ExitStack, place: str, word: str) -> None:
         """Until the block ends. Waits until it is ready."""

@@ -194,6 +194,8 @@ class Stage:
         (self.others if key in self._owned else elsewhere)[key] = value
 
     def _is_of_no_uplink(self, key: KnobKey) -> bool:
+        if key.knob is Knob.EGRESS_TURN:
+            return not self.host.has_class(key.uuid, key.index)
         return key.knob in {Knob.BATCH_EGRESS, Knob.EGRESS_GROUP} and key.index not in self.host.divided
 
     def follow_uplinks(self) -> None:

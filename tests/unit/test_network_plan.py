@@ -21,12 +21,23 @@ from manager.control.network_plan import (
     divisible,
     floor_kbit,
     plan_network,
+    turn_frames,
 )
 from manager.control.resource_decision import ResourceDecision
 from manager.model.decision import Snapshot, VmView
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
-from manager.model.network import BATCH_PART, CRITICAL_PART, MOST_KBIT, OTHERS_PART, EgressGroup, UplinkPort
+from manager.model.network import (
+    BATCH_PART,
+    CRITICAL_PART,
+    LEAST_TURN,
+    MOST_KBIT,
+    MOST_TURN,
+    OTHERS_PART,
+    USUAL_TURN,
+    EgressGroup,
+    UplinkPort,
+)
 from manager.model.registration import HostSpec, Mode, VmClass
 from manager.model.rules import NetworkRules, UplinkRules
 from tests.unit.build import capabilities, view
@@ -51,6 +62,7 @@ class Host:
         self.decided = ResourceDecision()
         self.now_s = 1000.0
         self.keys = frozenset({RATE, CEILING, *(group(vm.name) for vm in views)})
+        self.turns: dict[KnobKey, int] = {}
 
     def round(self, critical_mbit: float = 0.0, journalled: Mapping[KnobKey, int] | None = None) -> NetworkPlan:
         self.now_s += ROUND_S
@@ -61,7 +73,7 @@ class Host:
     def tick(self, journalled: Mapping[KnobKey, int] | None = None) -> NetworkPlan:
         host = HostSpec("h1", network=self.rules)
         seen = Snapshot(1000.0, 5.0, host, capabilities(CPU_WEIGHT_V2, 2), self.views)
-        uplinks = UplinksSeen(self.now_s, self.uplinks, self.keys)
+        uplinks = UplinksSeen(self.now_s, self.uplinks, self.keys, turns=self.turns)
         uuids = {vm.name: vm.name for vm in self.views}
         found = plan_network(seen, uuids, uplinks, self.state, journalled or {}, self.decided)
         self.state = found.state
@@ -240,3 +252,57 @@ def test_whatever_happens_goals_are_within_range_and_idempotent(rounds: list[tup
         assert floor_kbit(rate, floor) <= held <= rate
         assert all(not key.knob.spec.value.objection(value) for key, value in found.items())  # type: ignore[arg-type]
         assert wanted(host.tick()) == found
+
+
+def turn(vm: str, index: int = 2) -> KnobKey:
+    return KnobKey(vm, Knob.EGRESS_TURN, index)
+
+
+def weighed(vm: VmView, weight: int | None) -> VmView:
+    return replace(vm, spec=replace(vm.spec, weight=weight))
+
+
+def turns(plan: NetworkPlan) -> dict[str, object]:
+    return {key.uuid: value for key, value in wanted(plan).items() if key.knob is Knob.EGRESS_TURN}
+
+
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        ({"hog": None, "pig": None}, {}),
+        ({"hog": 100, "pig": 300}, {"hog": 10, "pig": 30}),
+        ({"hog": 100, "pig": 100}, {"hog": 10, "pig": 10}),
+        ({"hog": None, "pig": 10}, {"hog": 10, "pig": 100}),  # one without a weight has the least there is
+        ({"hog": 1, "pig": 10_000}, {"hog": 1, "pig": MOST_TURN}),
+        ({"hog": 1000, "pig": 10_000, "cow": 2000}, {"hog": 10, "pig": 100, "cow": 20}),
+    ],
+)
+def test_vms_of_a_kind_share_by_their_weights(weights: dict[str, int | None], found: dict[str, int]) -> None:
+    batch = [weighed(view(name, VmClass.BATCH), weight) for name, weight in weights.items()]
+    host = Host(WEB, *batch)
+    host.turns = {turn(vm.name): USUAL_TURN for vm in host.views}
+    assert turns(host.round()) == found
+
+
+def test_turns_go_back_to_the_usual_once_no_vm_of_the_kind_has_a_weight() -> None:
+    host = Host(WEB, weighed(HOG, 300), view("pig", VmClass.BATCH))
+    host.turns = {turn(vm.name): USUAL_TURN for vm in host.views}
+    had = turns(host.round())
+    assert had["hog"] == MOST_TURN
+    host.views = (WEB, HOG, view("pig", VmClass.BATCH))
+    host.turns |= {turn("hog"): MOST_TURN, turn("pig"): 1}
+    assert turns(host.round()) == {"hog": USUAL_TURN, "pig": USUAL_TURN}
+
+
+def test_a_turn_is_wanted_where_there_is_a_class_alone() -> None:
+    assert turns(Host(WEB, weighed(HOG, 300), view("pig", VmClass.BATCH)).round()) == {}
+
+
+@given(st.lists(st.integers(1, 262_144), min_size=1, max_size=6))
+def test_turns_are_in_range_in_order_and_as_the_weights(weights: list[int]) -> None:
+    least, most = min(weights), max(weights)
+    frames = [turn_frames(weight, least, most) for weight in sorted(weights)]
+    assert LEAST_TURN <= frames[0] <= USUAL_TURN
+    assert frames == sorted(frames) and frames[-1] <= MOST_TURN
+    for weight, share in zip(sorted(weights), frames, strict=True):
+        assert share == pytest.approx(frames[-1] * weight / most, abs=1)
