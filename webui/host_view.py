@@ -299,6 +299,7 @@ class ResourceLine:
     io_pressure: float | None
     faults_per_s: float | None
     disk_bytes_per_s: float
+    slowest_ms: float | None
     network_bytes_per_s: float
     dropped_packets_per_s: float
 
@@ -338,6 +339,7 @@ def resources_shown(fields: Json | None) -> ResourcesShown | None:
             if vm.major_faults_per_s is None and vm.refaults_per_s is None
             else (vm.major_faults_per_s or 0.0) + (vm.refaults_per_s or 0.0),
             vm.disk_bytes_per_s,
+            vm.slowest_disk.latency_ms if vm.slowest_disk else None,
             vm.link_bytes_per_s,
             vm.dropped_packets_per_s,
         )

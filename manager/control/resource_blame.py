@@ -194,6 +194,9 @@ def _of_disk(seen: _Seen, vm: VmResources, device: DeviceUse | None) -> Verdict:
     if (vm.io_pressure or 0.0) > 0:
         then = _then(seen, 100 * (before.io_pressure or 0.0), "%")
         evidence.append(f"{vm.vm} on {seen.host}: I/O pressure {percent(vm.io_pressure or 0.0)}{then}")
+    slowest = vm.slowest_disk
+    if slowest is not None:
+        evidence.append(f"a request of {vm.vm} to its disk {slowest.disk} takes {digits(slowest.latency_ms or 0)} ms")
     if device is None:
         evidence.append(f"{vm.vm} waits for a disk that the host does not have: look at the storage")
         return _verdict(VerdictKind.DISK, seen, evidence, measures)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from manager.model.resource_use import DeviceUse, DiskUse, LinkUse, ResourceUse, Signal, VmResources
+from manager.model.resource_use import DeviceUse, DiskUse, LinkUse, ResourceUse, Signal, VirtualDiskUse, VmResources
 
-Use = TypeVar("Use", VmResources, DiskUse, LinkUse, DeviceUse, ResourceUse)
-Item = TypeVar("Item", VmResources, DiskUse, LinkUse, DeviceUse)
+Use = TypeVar("Use", VmResources, DiskUse, VirtualDiskUse, LinkUse, DeviceUse, ResourceUse)
+Item = TypeVar("Item", VmResources, DiskUse, VirtualDiskUse, LinkUse, DeviceUse)
+Timed = TypeVar("Timed", VirtualDiskUse, DeviceUse)
 
 
 def mean_resources(rounds: Sequence[tuple[ResourceUse, int]]) -> ResourceUse | None:
@@ -24,7 +25,7 @@ def mean_resources(rounds: Sequence[tuple[ResourceUse, int]]) -> ResourceUse | N
     return replace(
         _mean(rounds, count),
         vms=_each(rounds, lambda use: use.vms, lambda vm: vm.vm, _mean_vm, count),
-        disks=_each(rounds, lambda use: use.disks, lambda disk: disk.device, _mean_device, count),
+        disks=_each(rounds, lambda use: use.disks, lambda disk: disk.device, _mean_timed, count),
         uplinks=_each(rounds, lambda use: use.uplinks, lambda link: link.interface, _mean_link, count),
         missing=tuple(signal for signal in Signal if any(signal in use.missing for use, _ in rounds)),
     )
@@ -56,6 +57,7 @@ def _mean_vm(uses: Sequence[tuple[VmResources, int]], count: int) -> VmResources
         clock_part=_mean_of_known([(use.clock_part, weight) for use, weight in uses]),
         disks=_each(uses, lambda use: use.disks, lambda disk: disk.device, _mean, count),
         interfaces=_each(uses, lambda use: use.interfaces, lambda link: link.interface, _mean_link, count),
+        virtual_disks=_each(uses, lambda use: use.virtual_disks, lambda disk: disk.disk, _mean_timed, count),
     )
 
 
@@ -68,12 +70,13 @@ def _mean_link(uses: Sequence[tuple[LinkUse, int]], count: int) -> LinkUse:
     return replace(_mean(uses, count), speed_bytes_per_s=uses[-1][0].speed_bytes_per_s)
 
 
-def _mean_device(uses: Sequence[tuple[DeviceUse, int]], count: int) -> DeviceUse:
+def _mean_timed(uses: Sequence[tuple[Timed, int]], count: int) -> Timed:
     """Its latency is that of all requests."""
     timed = [(use.latency_ms, use.requests_per_s * weight) for use, weight in uses if use.latency_ms is not None]
     requests = sum(number for _, number in timed)
     latency_ms = sum(latency * number for latency, number in timed) / requests if requests else None
-    return replace(_mean(uses, count), latency_ms=latency_ms)
+    mean: Timed = replace(_mean(uses, count), latency_ms=latency_ms)
+    return mean
 
 
 def _mean(uses: Sequence[tuple[Use, int]], count: int) -> Use:

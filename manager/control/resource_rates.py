@@ -21,6 +21,8 @@ from manager.model.resource_use import (
     Pressures,
     ResourceUse,
     Signal,
+    VirtualDisksSeen,
+    VirtualDiskUse,
     VmCounters,
     VmResources,
     WorkCounters,
@@ -44,7 +46,7 @@ MOST_RECORDED = 64
 """VMs in a record: critical ones first, then those that use most."""
 _DIGITS = 3
 
-Use = TypeVar("Use", VmResources, DiskUse, LinkUse, DeviceUse, ResourceUse)
+Use = TypeVar("Use", VmResources, DiskUse, VirtualDiskUse, LinkUse, DeviceUse, ResourceUse)
 
 
 class CountedVm(NamedTuple):
@@ -123,6 +125,7 @@ def _vm_use(name: str, now: VmCounters, then: VmCounters, interfaces: tuple[Link
         interfaces,
         None if vhost_ns is None else vhost_ns / 1e9,
         *_work(now.work, then.work, elapsed_s),
+        virtual_disks=tuple(_virtual_disks(*now.virtual_disks)) if now.virtual_disks else (),
     )
 
 
@@ -176,6 +179,18 @@ def _disks(now: VmCounters, then: VmCounters, elapsed_s: float) -> Iterable[Disk
         written = _rate(counters.written_bytes, past.written_bytes, elapsed_s)
         if read is not None and written is not None:
             yield DiskUse(device, read, written, _rate(counters.requests, past.requests, elapsed_s))
+
+
+def _virtual_disks(then: VirtualDisksSeen, now: VirtualDisksSeen) -> Iterable[VirtualDiskUse]:
+    """Of the disks that were there at both looks, and whose counters did not begin anew."""
+    elapsed_s = now.monotonic_s - then.monotonic_s
+    for name, counters in sorted(now.disks.items()):
+        past = then.disks.get(name)
+        if past is None or elapsed_s <= 0 or counters.requests < past.requests or counters.wait_ns < past.wait_ns:
+            continue
+        requests = counters.requests - past.requests
+        latency_ms = (counters.wait_ns - past.wait_ns) / requests / 1e6 if requests else None
+        yield VirtualDiskUse(name, requests / elapsed_s, latency_ms)
 
 
 def _links(now: HostCounters | None, then: HostCounters | None) -> dict[int, LinkUse]:
@@ -269,7 +284,9 @@ def recorded(use: ResourceUse, critical: Collection[str] = ()) -> ResourceUse:
     slow = {disk.device for disk in use.disks if (disk.latency_ms or 0.0) >= SLOW_MS}
     slow |= {ALL_DISKS} if slow else set()
     notable = [
-        vm for vm in use.vms if is_notable(vm) or (vm.vm in critical and (_uses_any(vm, slow) or _is_sleepy(vm)))
+        vm
+        for vm in use.vms
+        if is_notable(vm) or (vm.vm in critical and (_uses_any(vm, slow) or _has_slow_disk(vm) or _is_sleepy(vm)))
     ]
     notable.sort(key=lambda vm: (vm.vm not in critical, -vm.disk_bytes_per_s - vm.link_bytes_per_s, vm.vm))
     disks = tuple(
@@ -302,6 +319,12 @@ def _uses_any(vm: VmResources, devices: Collection[str]) -> bool:
     return any(disk.device in devices and disk.bytes_per_s for disk in vm.disks)
 
 
+def _has_slow_disk(vm: VmResources) -> bool:
+    """Whether requests of one of its own disks take long."""
+    slowest = vm.slowest_disk
+    return slowest is not None and (slowest.latency_ms or 0.0) >= SLOW_MS
+
+
 def _is_sleepy(vm: VmResources) -> bool:
     """Whether its pCPUs sleep deeply or run slowly, which may hold it up."""
     return (vm.resume_us or 0.0) >= NOTABLE_RESUME_US or (vm.clock_part or 1.0) <= NOTABLE_CLOCK_PART
@@ -311,7 +334,8 @@ def _short_vm(use: VmResources) -> VmResources:
     """Without disks and interfaces that did nothing."""
     disks = tuple(_rounded(disk) for disk in use.disks if disk.bytes_per_s or disk.requests_per_s)
     links = tuple(_rounded(link) for link in use.interfaces if link.packets_per_s or link.dropped_packets_per_s)
-    return replace(_rounded(use), disks=disks, interfaces=links)
+    own = tuple(_rounded(disk) for disk in use.virtual_disks if disk.requests_per_s)
+    return replace(_rounded(use), disks=disks, interfaces=links, virtual_disks=own)
 
 
 def _rounded(use: Use) -> Use:

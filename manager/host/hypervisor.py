@@ -32,10 +32,12 @@ from manager.host.libvirt_calls import (
     interfaces_of,
     set_up,
     version_text,
+    virtual_disks_of,
 )
 from manager.host.libvirt_errors import print_no_errors
 from manager.host.registry import HostPaths
 from manager.model.host import Discovery, VmInstance
+from manager.model.resource_use import VirtualDisksSeen
 
 _KEEPALIVE_S = 5
 _KEEPALIVE_COUNT = 3
@@ -57,7 +59,7 @@ class Domains:
 
     ``addresses`` are the IP addresses that libvirt and the host's neighbour table know of each, ``contested`` those
     that a domain shows although they are another's, ``taps`` the indexes of interfaces whose packets pass this kernel,
-    ``hardware`` the MAC addresses of its interfaces.
+    ``hardware`` the MAC addresses of its interfaces, ``disks`` the last two looks at its disks, the older one first.
     """
 
     instances: Mapping[str, VmInstance]
@@ -68,6 +70,7 @@ class Domains:
     contested: tuple[Contest, ...] = ()
     taps: Mapping[str, frozenset[int]] = field(default_factory=dict)
     hardware: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
+    disks: Mapping[str, tuple[VirtualDisksSeen, VirtualDisksSeen]] = field(default_factory=dict)
 
 
 class EventLoop:
@@ -236,7 +239,7 @@ class HypervisorWatch:
                 None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None
             )
         line.connection, line.calls = connection, DomainCalls(self._patience.domain_s)
-        lookups = Lookups(partial(self._look_up, line.calls))
+        lookups = Lookups(partial(self._look_up, connection, line.calls))
         try:
             with line.asking():
                 version = version_text(connection.getLibVersion())
@@ -298,15 +301,19 @@ class HypervisorWatch:
         wanted = instances.keys() if everything else instances.keys() - now.addresses.keys()
         return [domain for domain in domains if domain.UUIDString() in wanted]
 
-    def _look_up(self, calls: DomainCalls, domains: list[libvirt.virDomain]) -> None:
-        """Look up addresses, each domain for itself. One that is set apart keeps those that are known of it."""
+    def _look_up(self, connection: libvirt.virConnect, calls: DomainCalls, domains: list[libvirt.virDomain]) -> None:
+        """Look up addresses and disks, each domain for itself. One that is set apart keeps what is known of it."""
         asked = self.domains.instances
         wanted = {domain.UUIDString() for domain in domains}
         seen: dict[str, Interfaces] = {}
+        looked: dict[str, VirtualDisksSeen] = {}
         for domain in domains:
             try:
-                uuid = domain.UUIDString()
-                seen[uuid] = calls.ask(uuid, domain.name(), partial(interfaces_of, domain))
+                uuid, name = domain.UUIDString(), domain.name()
+                seen[uuid] = calls.ask(uuid, name, partial(interfaces_of, domain))
+                disks = calls.ask(uuid, name, partial(virtual_disks_of, connection, domain))
+                if disks is not None:
+                    looked[uuid] = disks
             except DomainHangs as error:
                 log.debug("%s", error)
         neighbours: Mapping[str, frozenset[str]] = {}
@@ -322,8 +329,15 @@ class HypervisorWatch:
             contested = self._book.contested if wanted >= now.keys() else before.contested
             taps = {**before.taps, **{uuid: interfaces.taps for uuid, interfaces in seen.items()}}
             hardware = {**before.hardware, **{uuid: _packed(interfaces.hardware) for uuid, interfaces in seen.items()}}
+            same = {uuid: disks for uuid, disks in looked.items() if uuid in now and now[uuid] == asked.get(uuid)}
+            both = {uuid: (before.disks.get(uuid, (disks, disks))[1], disks) for uuid, disks in same.items()}
             self.domains = replace(
-                before, addresses=self._book.addresses, contested=contested, taps=taps, hardware=hardware
+                before,
+                addresses=self._book.addresses,
+                contested=contested,
+                taps=taps,
+                hardware=hardware,
+                disks={**before.disks, **both},
             )
 
     def _oversee(self) -> None:
@@ -395,9 +409,16 @@ def _listed(before: Domains, instances: Mapping[str, VmInstance]) -> Domains:
     addresses = {uuid: addresses for uuid, addresses in before.addresses.items() if uuid in same}
     taps = {uuid: taps for uuid, taps in before.taps.items() if uuid in same}
     hardware = {uuid: hardware for uuid, hardware in before.hardware.items() if uuid in same}
+    disks = {uuid: disks for uuid, disks in before.disks.items() if uuid in same}
     generation = before.generation + 1
     return replace(
-        before, instances=instances, generation=generation, addresses=addresses, taps=taps, hardware=hardware
+        before,
+        instances=instances,
+        generation=generation,
+        addresses=addresses,
+        taps=taps,
+        hardware=hardware,
+        disks=disks,
     )
 
 

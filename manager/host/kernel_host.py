@@ -118,7 +118,9 @@ class KernelHost:
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
-        self.resources = KernelResources(paths, self._mounts)
+        self.resources = KernelResources(
+            paths, self._mounts, lambda uuid: watch.domains.disks.get(uuid) if watch else None
+        )
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, tuple[int, object]]] = {}
         self._exits = select.epoll()

@@ -20,11 +20,13 @@ import libvirt
 from manager.errors import DomainHangs
 from manager.host.addresses import Interfaces
 from manager.host.vm_interfaces import interfaces_in
+from manager.model.resource_use import VirtualDiskCounters, VirtualDisksSeen
 
 T = TypeVar("T")
 
 MOST_HANGING = 3
 """libvirtd answers five calls of a connection at once (max_client_requests): one stays free beside a listing."""
+_COUNTED = "reqs", "times"
 ITSELF = ""
 """libvirtd among the domains that are set apart."""
 
@@ -252,6 +254,35 @@ def interfaces_of(domain: libvirt.virDomain) -> Interfaces:
         found = interfaces_in(domain.name(), xml)
         taps = frozenset(interface.index for interface in found if interface.index is not None)
     return Interfaces(leased, hardware, taps)
+
+
+def virtual_disks_of(connection: libvirt.virConnect, domain: libvirt.virDomain) -> VirtualDisksSeen | None:
+    """What a domain's guest asked of its disks, as QEMU counts it; None: libvirt does not say, as in another job."""
+    try:
+        answers = connection.domainListGetStats(
+            [domain], libvirt.VIR_DOMAIN_STATS_BLOCK, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+        )
+    except libvirt.libvirtError as error:
+        log.debug("disks of domain %s: %s", domain.name(), error)
+        return None
+    disks = virtual_disks_in(answers[0][1]) if answers else {}
+    return VirtualDisksSeen(time.monotonic(), disks) if disks else None
+
+
+def virtual_disks_in(stats: Mapping[str, object]) -> dict[str, VirtualDiskCounters]:
+    """By name, from libvirt's statistics (virConnectGetAllDomainStats, VIR_DOMAIN_STATS_BLOCK): times are nanoseconds.
+
+    Without those of which requests or their times are not counted, as while a VM starts.
+    """
+    disks: dict[str, VirtualDiskCounters] = {}
+    count = stats.get("block.count", 0)
+    for number in range(count if isinstance(count, int) else 0):
+        name = stats.get(f"block.{number}.name")
+        parts = [[stats.get(f"block.{number}.{kind}.{what}") for kind in ("rd", "wr", "fl")] for what in _COUNTED]
+        requests, wait_ns = ([value for value in values if isinstance(value, int)] for values in parts)
+        if isinstance(name, str) and len(requests) == len(wait_ns) == len(parts[0]):
+            disks[name] = VirtualDiskCounters(sum(requests), sum(wait_ns))
+    return disks
 
 
 def close(connection: libvirt.virConnect) -> None:

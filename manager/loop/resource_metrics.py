@@ -13,6 +13,8 @@ FAMILIES = {
     "vm_resident_bytes": ("Memory it occupies", ["vm"]),
     "vm_disk_bytes_per_second": ("Bytes read and written", ["vm", "device", "direction"]),
     "vm_disk_requests_per_second": ("Requests of disks", ["vm", "device"]),
+    "vm_virtual_disk_requests_per_second": ("Requests of its guest", ["vm", "disk"]),
+    "vm_virtual_disk_latency_seconds": ("Mean time that one of these took", ["vm", "disk"]),
     "vm_network_bytes_per_second": ("Bytes of its interfaces", ["vm", "interface", "direction"]),
     "vm_network_packets_per_second": ("Packets of its interfaces", ["vm", "interface", "direction"]),
     "vm_network_dropped_packets_per_second": ("Packets of its interfaces that were lost", ["vm", "interface"]),
@@ -64,6 +66,10 @@ def _of_vm(use: VmResources) -> Iterator[Sample]:
         yield "vm_disk_bytes_per_second", (use.vm, disk.device, "read"), disk.read_bytes_per_s
         yield "vm_disk_bytes_per_second", (use.vm, disk.device, "write"), disk.written_bytes_per_s
         yield "vm_disk_requests_per_second", (use.vm, disk.device), disk.requests_per_s
+    for own in use.virtual_disks:
+        yield "vm_virtual_disk_requests_per_second", (use.vm, own.disk), own.requests_per_s
+        latency_s = None if own.latency_ms is None else own.latency_ms / 1000
+        yield "vm_virtual_disk_latency_seconds", (use.vm, own.disk), latency_s
     for link in use.interfaces:
         yield from _of_link("vm", (use.vm,), link)
         packets = (("received", link.received_packets_per_s), ("sent", link.sent_packets_per_s))

@@ -55,6 +55,20 @@ class DiskCounters(NamedTuple):
     requests: int | None
 
 
+class VirtualDiskCounters(NamedTuple):
+    """What a VM asked of one of its own disks so far: reads, writes and flushes, and the sum of what these took."""
+
+    requests: int
+    wait_ns: int
+
+
+class VirtualDisksSeen(NamedTuple):
+    """The disks of a VM by name, such as ``vda``, as they were at ``monotonic_s``."""
+
+    monotonic_s: float
+    disks: Mapping[str, VirtualDiskCounters]
+
+
 class WorkCounters(NamedTuple):
     """What the vCPUs and other threads of a VM did so far, as the pCPUs' own counters (PMU) have it."""
 
@@ -68,6 +82,7 @@ class VmCounters(NamedTuple):
 
     ``refaults`` are pages that were read again after they had been reclaimed, ``vhost_ns`` the CPU time of the threads
     that carry its packets (None: it has none); ``disks`` is by the name of the host's device, or ALL_DISKS.
+    ``virtual_disks`` are the last two looks at its own, the older one first: libvirt is asked more seldom.
     """
 
     monotonic_s: float
@@ -78,6 +93,7 @@ class VmCounters(NamedTuple):
     disks: Mapping[str, DiskCounters] | None = None
     vhost_ns: int | None = None
     work: WorkCounters | None = None
+    virtual_disks: tuple[VirtualDisksSeen, VirtualDisksSeen] | None = None
 
 
 class LinkCounters(NamedTuple):
@@ -161,6 +177,16 @@ class DiskUse:
 
 
 @dataclass(frozen=True, slots=True)
+class VirtualDiskUse:
+    """A disk of a VM, as its guest uses it."""
+
+    disk: Annotated[Text, Field(description="its target in the domain's XML, such as vda")]
+    requests_per_s: Rate
+    latency_ms: Annotated[Rate | None, Known, Field(description="mean of its requests; absent: there was none")] = None
+    __pydantic_config__: ClassVar = WIRE
+
+
+@dataclass(frozen=True, slots=True)
 class LinkUse:
     """The traffic of a VM's interface, as the VM sees it, or of one of the host's own."""
 
@@ -212,7 +238,14 @@ class VmResources:
     clock_part: Annotated[
         Part | None, Known, Field(description="clock of its pCPUs at the end of the round, as a part of the highest")
     ] = None
+    virtual_disks: Annotated[tuple[VirtualDiskUse, ...], Some] = ()
     __pydantic_config__: ClassVar = WIRE
+
+    @property
+    def slowest_disk(self) -> VirtualDiskUse | None:
+        """The disk of its own whose requests take longest; None: none had any."""
+        timed = [disk for disk in self.virtual_disks if disk.latency_ms is not None]
+        return max(timed, key=lambda disk: disk.latency_ms or 0.0, default=None)
 
     @property
     def disk_bytes_per_s(self) -> float:

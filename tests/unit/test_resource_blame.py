@@ -22,6 +22,7 @@ from manager.model.resource_use import (
     LinkUse,
     ResourceUse,
     Signal,
+    VirtualDiskUse,
     VmResources,
 )
 from manager.model.verdict import VerdictKind
@@ -396,3 +397,10 @@ def test_what_is_not_recorded_of_power_does_not_lower_its_mean() -> None:
     mean = mean_resources(rounds)
     assert mean is not None
     assert (mean.vms[0].clock_part, mean.vms[0].resume_us) == (0.6, 40.0)
+
+
+def test_the_evidence_names_the_slow_disk_of_the_vm_itself() -> None:
+    own = (VirtualDiskUse("vda", 20.0, 3.0), VirtualDiskUse("vdb", 2.0, 180.0), VirtualDiskUse("vdc", 0.0))
+    found = blame_resources(case(use(replace(WAITS, virtual_disks=own), HOG, disks=(SLOW,))))
+    assert found is not None
+    assert "a request of web to its disk vdb takes 180 ms" in found.evidence

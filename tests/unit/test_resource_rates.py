@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manager.control.resource_means import mean_resources
 from manager.control.resource_rates import (
     MOST_RECORDED,
     NOTABLE_BYTES_PER_S,
@@ -34,6 +35,9 @@ from manager.model.resource_use import (
     ResourceUse,
     Signal,
     Uplink,
+    VirtualDiskCounters,
+    VirtualDisksSeen,
+    VirtualDiskUse,
     VmCounters,
     VmResources,
     WorkCounters,
@@ -357,3 +361,76 @@ def test_sleepy_pcpus_of_critical_vms_are_recorded() -> None:
         for name, us, part in (("a", 50.0, 1.0), ("b", 5.0, 0.5), ("c", 5.0, 1.0), ("d", 50.0, 0.5))
     )
     assert [vm.vm for vm in recorded(ResourceUse(vms), {"a", "b", "c"}).vms] == ["a", "b"]
+
+
+def looks(*counted: tuple[float, dict[str, tuple[int, int]]]) -> tuple[VirtualDisksSeen, VirtualDisksSeen]:
+    """At the disks of a VM, as (requests, nanoseconds)."""
+    then, now = (
+        VirtualDisksSeen(at_s, {name: VirtualDiskCounters(*counters) for name, counters in disks.items()})
+        for at_s, disks in counted
+    )
+    return then, now
+
+
+def looked_at(now: Round, seen: tuple[VirtualDisksSeen, VirtualDisksSeen]) -> Round:
+    """With these looks at the disks of each VM."""
+    vms = {
+        name: counted._replace(counters=counted.counters._replace(virtual_disks=seen))
+        for name, counted in now.vms.items()
+    }
+    return replace(now, vms=vms)
+
+
+@pytest.mark.parametrize(
+    ("then", "after", "found"),
+    [
+        ((100, 10**9), (400, 4 * 10**9), [VirtualDiskUse("vda", 10.0, 10.0)]),
+        ((100, 10**9), (100, 10**9), [VirtualDiskUse("vda", 0.0, None)]),
+        ((100, 10**9), (5, 10**6), []),  # the VM, or its counters, began anew
+        ((100, 10**9), (400, 5 * 10**8), []),
+    ],
+)
+def test_latency_of_the_disks_of_a_vm(
+    then: tuple[int, int], after: tuple[int, int], found: list[VirtualDiskUse]
+) -> None:
+    now, before = rounds()
+    seen = looks((10.0, {"vda": then}), (40.0, {"vda": after, "vdb": (1, 1)}))
+    vms = {
+        name: counted._replace(counters=counted.counters._replace(virtual_disks=seen))
+        for name, counted in now.vms.items()
+    }
+    assert list(resource_use(replace(now, vms=vms), before).vms[0].virtual_disks) == found
+
+
+def test_one_look_alone_says_nothing_of_disks() -> None:
+    now, before = rounds()
+    seen = looks((40.0, {"vda": (400, 10**9)}), (40.0, {"vda": (400, 10**9)}))
+    vms = {
+        name: counted._replace(counters=counted.counters._replace(virtual_disks=seen))
+        for name, counted in now.vms.items()
+    }
+    assert not resource_use(replace(now, vms=vms), before).vms[0].virtual_disks
+
+
+def test_slow_disks_of_critical_vms_are_recorded_and_idle_ones_left_out() -> None:
+    slow, quick, idle = (VirtualDiskUse("vda", 2.0, ms) for ms in (80.0, 1.0, None))
+    vms = (
+        VmResources("a", virtual_disks=(slow, VirtualDiskUse("vdb", 0.0))),
+        VmResources("b", virtual_disks=(quick,)),
+        VmResources("c", virtual_disks=(slow,)),
+        VmResources("d", virtual_disks=(replace(idle, requests_per_s=0.0),)),
+    )
+    kept = recorded(ResourceUse(vms), {"a", "b", "d"})
+    assert [vm.vm for vm in kept.vms] == ["a"]
+    assert kept.vms[0].virtual_disks == (slow,)
+    assert kept.vms[0].slowest_disk == slow and vms[3].slowest_disk is None
+
+
+def test_the_mean_latency_of_a_disk_is_that_of_all_requests() -> None:
+    rounds_of = [
+        (ResourceUse((VmResources("a", virtual_disks=(VirtualDiskUse("vda", requests, ms),)),)), 1)
+        for requests, ms in ((10.0, 1.0), (30.0, 5.0))
+    ]
+    mean = mean_resources(rounds_of)
+    assert mean is not None
+    assert mean.vms[0].virtual_disks == (VirtualDiskUse("vda", 20.0, 4.0),)

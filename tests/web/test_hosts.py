@@ -413,7 +413,16 @@ def test_a_host_says_why_services_cannot_be_seen(desk: Desk) -> None:
 USE = {
     "vms": [
         {"vm": "crunch", "disks": [{"device": "vda", "read_bytes_per_s": 9e7, "written_bytes_per_s": 1e6}]},
-        {"vm": "web-1", "memory_pressure": 0.31, "major_faults_per_s": 100.0, "refaults_per_s": 20.0},
+        {
+            "vm": "web-1",
+            "memory_pressure": 0.31,
+            "major_faults_per_s": 100.0,
+            "refaults_per_s": 20.0,
+            "virtual_disks": [
+                {"disk": "vda", "requests_per_s": 3.0, "latency_ms": 42.0},
+                {"disk": "vdb", "requests_per_s": 3.0, "latency_ms": 1.5},
+            ],
+        },
     ],
     "disks": [{"device": "vda", "bytes_per_s": 9.5e7, "requests_per_s": 900.0, "busy": 0.97, "latency_ms": 42.0}],
     "uplinks": [
@@ -442,8 +451,8 @@ def test_a_host_shows_memory_disk_and_network(desk: Desk) -> None:
         " Memory pressure of the host: 20 %. Not measured here: disk latency."
     ) in page.text
     table = " ".join(page.by_id("resources").text.split())
-    assert "web-1 31 % 120 /s – 0 MB/s 0 MB/s 0 /s" in table
-    assert "crunch – – – 91 MB/s 0 MB/s 0 /s" in table
+    assert "web-1 31 % 120 /s – 0 MB/s 42 ms 0 MB/s 0 /s" in table
+    assert "crunch – – – 91 MB/s – 0 MB/s 0 /s" in table
     assert table.index("web-1") < table.index("crunch"), "those that wait come first"
     desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(resources={})), role="host")
     assert "No VM uses much of it or waits for it." in browser.get(f"/hosts/{HOST}").text

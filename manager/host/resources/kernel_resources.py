@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from manager.errors import VmVanished
 from manager.host.cgroup import CgroupMounts
@@ -16,7 +16,7 @@ from manager.host.resources.pcpu_power import read_power
 from manager.host.resources.perf_events import FILES_PER_PCPU, why_none
 from manager.host.resources.vm_counters import VmCounterFiles
 from manager.model.host import VmInstance
-from manager.model.resource_use import HostCounters, PcpuPower, VmCounters
+from manager.model.resource_use import HostCounters, PcpuPower, VirtualDisksSeen, VmCounters
 
 MOST_EVENTS = 4096
 """Descriptors of performance counters, of all VMs together: each takes some for every pCPU."""
@@ -25,8 +25,14 @@ MOST_EVENTS = 4096
 class KernelResources:
     """Holds the files of each VM open that was read. Not thread-safe: it belongs to the control loop."""
 
-    def __init__(self, paths: HostPaths, mounts: CgroupMounts) -> None:
-        """Nothing is opened yet."""
+    def __init__(
+        self,
+        paths: HostPaths,
+        mounts: CgroupMounts,
+        virtual_disks: Callable[[str], tuple[VirtualDisksSeen, VirtualDisksSeen] | None] = lambda _uuid: None,
+    ) -> None:
+        """Nothing is opened yet. ``virtual_disks``: the last two looks at the disks of a domain."""
+        self._virtual_disks = virtual_disks
         self._paths = paths
         self._mounts = mounts
         self._host = HostCounterFiles(paths, cost=lambda: cost_text(mounts))
@@ -44,7 +50,7 @@ class KernelResources:
             if self.counts_work:
                 self._count_work(held)
         try:
-            return held.read()
+            return held.read()._replace(virtual_disks=self._virtual_disks(instance.uuid))
         except VmVanished:
             self._vms.pop(instance).close()
             raise
