@@ -84,8 +84,8 @@ def test_the_table_and_what_it_means(api: Api, monkeypatch: pytest.MonkeyPatch, 
     result = run(api, monkeypatch, "--since", "1h", "--picture", str(picture))
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "Steps of 0:00:05, 400 with response times." in result.output
-    assert "The SLA, p95 <= 13.0 ms, was met up to" in result.output
+    assert "Steps of 5 s, 400 with response times." in result.output
+    assert "The SLA, p95 <= 13 ms, was met up to" in result.output
     assert result.output.count("it took 1.5") >= 5
     assert result.output.count("<- knee") == 3
 

@@ -168,7 +168,8 @@ def test_the_agent_finds_out_how_far_its_clock_is_ahead_and_tells(
 ) -> None:
     manager = Recorded(later=False, Equipoise_Clock="1000.0")
     agent = Agent(tmp_path, stack, manager)
-    times = iter([Clock(1007.0, 50.0), Clock(1009.0, 51.0), Clock(1003.0, 60.0), Clock(0.0, 75.0)])
+    sent, answered = Clock(1003.0, 60.0), Clock(0.0, 75.0)
+    times = iter([Clock(1007.0, 50.0), Clock(1009.0, 51.0), sent, sent, answered, answered])
     monkeypatch.setattr(link_module, "system_clock", lambda: next(times))
     agent.link.fetch()
     assert agent.link.clock_ahead_s == 7.5, "when half of the second had passed it was 1007.5 here"

@@ -175,14 +175,15 @@ def test_services_are_those_of_the_last_report(api: Api) -> None:
     api.ok("PUT", "/vms/web", {"class": "critical", "libvirt_uuid": UUIDS[1]})
     api.ok("POST", f"/hosts/{HOST}/report", serving(service(0), service(1, 11211), service(1, 8080)), role="host")
     reported_at = moment(0)
+    unknown = {"quiet_p95_ms": None}
     api.clock.now_s += 5
     for role in ("viewer", "host"):
         answer = api.ok("GET", path, role=role)
         assert (answer["at"], answer["problem"], answer["simulated"]) == (reported_at, "", False)
         assert answer["items"] == [
-            service(0) | {"libvirt_name": "domain 0", "registered_as": None},
-            service(1, 8080) | {"libvirt_name": "domain 1", "registered_as": "web"},
-            service(1, 11211) | {"libvirt_name": "domain 1", "registered_as": "web"},
+            service(0) | unknown | {"libvirt_name": "domain 0", "registered_as": None},
+            service(1, 8080) | unknown | {"libvirt_name": "domain 1", "registered_as": "web"},
+            service(1, 11211) | unknown | {"libvirt_name": "domain 1", "registered_as": "web"},
         ]
     assert [one["port"] for one in api.ok("GET", f"{path}?vm=web")["items"]] == [8080, 11211]
     assert api.ok("GET", f"{path}?vm=blog")["items"] == []
