@@ -148,10 +148,27 @@ def _disk(seen: _Seen) -> Verdict | None:
     own = sorted(seen.own(), key=lambda vm: (-(vm.io_pressure or 0.0), -vm.disk_bytes_per_s, vm.vm))
     for vm in own:
         device = _slowest(seen, vm)
-        if device is None and (vm.io_pressure or 0.0) < IO_PRESSURE:
-            continue
-        return _of_disk(seen, vm, device or _busiest(seen, vm))
+        if device is not None or (vm.io_pressure or 0.0) >= IO_PRESSURE:
+            return _of_disk(seen, vm, device or _busiest(seen, vm))
+        if _has_slow_disk(seen, vm):
+            return _of_disk(seen, vm, None)
     return None
+
+
+def _has_slow_disk(seen: _Seen, vm: VmResources) -> bool:
+    """Whether one of its own disks is slow and has become so, though none of the host's is: as by a throttle."""
+    slowest = vm.slowest_disk
+    if slowest is None or (slowest.latency_ms or 0.0) < SLOW_MS:
+        return False
+    then_ms = _own_latency_before(seen, vm.vm, slowest.disk)
+    return then_ms is None or (slowest.latency_ms or 0.0) >= RISEN * then_ms
+
+
+def _own_latency_before(seen: _Seen, vm: str, disk: str) -> float | None:
+    """Milliseconds of a VM's own disk; None where nobody knows."""
+    if seen.then is None:
+        return None
+    return next((own.latency_ms or 0.0 for own in seen.before(vm).virtual_disks if own.disk == disk), 0.0)
 
 
 def _slowest(seen: _Seen, vm: VmResources) -> DeviceUse | None:
@@ -195,8 +212,12 @@ def _of_disk(seen: _Seen, vm: VmResources, device: DeviceUse | None) -> Verdict:
         then = _then(seen, 100 * (before.io_pressure or 0.0), "%")
         evidence.append(f"{vm.vm} on {seen.host}: I/O pressure {percent(vm.io_pressure or 0.0)}{then}")
     slowest = vm.slowest_disk
-    if slowest is not None:
-        evidence.append(f"a request of {vm.vm} to its disk {slowest.disk} takes {digits(slowest.latency_ms or 0)} ms")
+    if slowest is not None and (slowest.latency_ms or 0.0) >= SLOW_MS:
+        then_ms = _own_latency_before(seen, vm.vm, slowest.disk)
+        told_before = "" if not then_ms else f" (before: {digits(then_ms)} ms)"
+        measures.append(_measure(seen, f"{vm.vm} {slowest.disk}", "disk_latency_ms", slowest.latency_ms, then_ms))
+        took = f"takes {digits(slowest.latency_ms or 0.0)} ms{told_before}"
+        evidence.append(f"a request of {vm.vm} to its disk {slowest.disk} {took}")
     if device is None:
         evidence.append(f"{vm.vm} waits for a disk that the host does not have: look at the storage")
         return _verdict(VerdictKind.DISK, seen, evidence, measures)

@@ -125,7 +125,7 @@ def _vm_use(name: str, now: VmCounters, then: VmCounters, interfaces: tuple[Link
         interfaces,
         None if vhost_ns is None else vhost_ns / 1e9,
         *_work(now.work, then.work, elapsed_s),
-        virtual_disks=tuple(_virtual_disks(*now.virtual_disks)) if now.virtual_disks else (),
+        virtual_disks=tuple(_virtual_disks(*now.virtual_disks, now.monotonic_s)) if now.virtual_disks else (),
     )
 
 
@@ -181,9 +181,14 @@ def _disks(now: VmCounters, then: VmCounters, elapsed_s: float) -> Iterable[Disk
             yield DiskUse(device, read, written, _rate(counters.requests, past.requests, elapsed_s))
 
 
-def _virtual_disks(then: VirtualDisksSeen, now: VirtualDisksSeen) -> Iterable[VirtualDiskUse]:
-    """Of the disks that were there at both looks, and whose counters did not begin anew."""
+def _virtual_disks(then: VirtualDisksSeen, now: VirtualDisksSeen, read_s: float) -> Iterable[VirtualDiskUse]:
+    """Of the disks that were there at both looks, and whose counters did not begin anew.
+
+    None where the last look is more than twice as long ago as they are apart: libvirt does not answer any more.
+    """
     elapsed_s = now.monotonic_s - then.monotonic_s
+    if read_s - now.monotonic_s > 2 * elapsed_s:
+        return
     for name, counters in sorted(now.disks.items()):
         past = then.disks.get(name)
         if past is None or elapsed_s <= 0 or counters.requests < past.requests or counters.wait_ns < past.wait_ns:

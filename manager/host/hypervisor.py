@@ -23,6 +23,7 @@ from manager.host import process
 from manager.host.addresses import AddressBook, Contest, Interfaces, read_neighbours
 from manager.host.libvirt_calls import (
     ITSELF,
+    MOST_DISKS_HANGING,
     DomainCalls,
     Line,
     Lookups,
@@ -239,7 +240,8 @@ class HypervisorWatch:
                 None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None
             )
         line.connection, line.calls = connection, DomainCalls(self._patience.domain_s)
-        lookups = Lookups(partial(self._look_up, connection, line.calls))
+        disk_calls = DomainCalls(self._patience.domain_s, MOST_DISKS_HANGING)
+        lookups = Lookups(partial(self._look_up, connection, line.calls, disk_calls))
         try:
             with line.asking():
                 version = version_text(connection.getLibVersion())
@@ -254,6 +256,7 @@ class HypervisorWatch:
                     self._stopping.wait(_GATHER_S)
         finally:
             line.calls.close()
+            disk_calls.close()
             lookups.close()
             with contextlib.suppress(libvirt.libvirtError), line.asking():
                 connection.domainEventDeregisterAny(lifecycle)
@@ -301,19 +304,21 @@ class HypervisorWatch:
         wanted = instances.keys() if everything else instances.keys() - now.addresses.keys()
         return [domain for domain in domains if domain.UUIDString() in wanted]
 
-    def _look_up(self, connection: libvirt.virConnect, calls: DomainCalls, domains: list[libvirt.virDomain]) -> None:
+    def _look_up(
+        self,
+        connection: libvirt.virConnect,
+        calls: DomainCalls,
+        disk_calls: DomainCalls,
+        domains: list[libvirt.virDomain],
+    ) -> None:
         """Look up addresses and disks, each domain for itself. One that is set apart keeps what is known of it."""
         asked = self.domains.instances
         wanted = {domain.UUIDString() for domain in domains}
         seen: dict[str, Interfaces] = {}
-        looked: dict[str, VirtualDisksSeen] = {}
         for domain in domains:
             try:
-                uuid, name = domain.UUIDString(), domain.name()
-                seen[uuid] = calls.ask(uuid, name, partial(interfaces_of, domain))
-                disks = calls.ask(uuid, name, partial(virtual_disks_of, connection, domain))
-                if disks is not None:
-                    looked[uuid] = disks
+                uuid = domain.UUIDString()
+                seen[uuid] = calls.ask(uuid, domain.name(), partial(interfaces_of, domain))
             except DomainHangs as error:
                 log.debug("%s", error)
         neighbours: Mapping[str, frozenset[str]] = {}
@@ -329,16 +334,32 @@ class HypervisorWatch:
             contested = self._book.contested if wanted >= now.keys() else before.contested
             taps = {**before.taps, **{uuid: interfaces.taps for uuid, interfaces in seen.items()}}
             hardware = {**before.hardware, **{uuid: _packed(interfaces.hardware) for uuid, interfaces in seen.items()}}
-            same = {uuid: disks for uuid, disks in looked.items() if uuid in now and now[uuid] == asked.get(uuid)}
-            both = {uuid: (before.disks.get(uuid, (disks, disks))[1], disks) for uuid, disks in same.items()}
             self.domains = replace(
-                before,
-                addresses=self._book.addresses,
-                contested=contested,
-                taps=taps,
-                hardware=hardware,
-                disks={**before.disks, **both},
+                before, addresses=self._book.addresses, contested=contested, taps=taps, hardware=hardware
             )
+        self._look_at_disks(connection, disk_calls, domains, asked)
+
+    def _look_at_disks(
+        self,
+        connection: libvirt.virConnect,
+        calls: DomainCalls,
+        domains: Iterable[libvirt.virDomain],
+        asked: Mapping[str, VmInstance],
+    ) -> None:
+        """Each domain for itself, after addresses: QEMU has to answer. Of one that does not, nothing is known then."""
+        seen: dict[str, VirtualDisksSeen | None] = {}
+        for domain in domains:
+            uuid = domain.UUIDString()
+            seen[uuid] = None
+            with contextlib.suppress(DomainHangs):
+                seen[uuid] = calls.ask(uuid, domain.name(), partial(virtual_disks_of, connection, domain))
+        with self._lock:
+            before = self.domains
+            disks = {uuid: both for uuid, both in before.disks.items() if uuid not in seen}
+            for uuid, now in seen.items():
+                if now is not None and uuid in asked and before.instances.get(uuid) == asked[uuid]:
+                    disks[uuid] = before.disks.get(uuid, (now, now))[1], now
+            self.domains = replace(before, disks=disks)
 
     def _oversee(self) -> None:
         """While libvirt does not answer, find domains by their files, and who keeps it; then try another connection."""

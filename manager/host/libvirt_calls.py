@@ -27,6 +27,8 @@ T = TypeVar("T")
 MOST_HANGING = 3
 """libvirtd answers five calls of a connection at once (max_client_requests): one stays free beside a listing."""
 _COUNTED = "reqs", "times"
+MOST_DISKS_HANGING = 1
+"""Of the calls that QEMU itself has to answer, beside the others: one that hangs keeps no other from its addresses."""
 ITSELF = ""
 """libvirtd among the domains that are set apart."""
 
@@ -72,11 +74,12 @@ class _Worker:
 class DomainCalls:
     """Makes one call at a time, in a thread that is left behind where it does not return in ``answer_s`` seconds.
 
-    That domain is set apart until the call returns. At most ``MOST_HANGING`` threads are left behind.
+    That domain is set apart until the call returns. At most ``most`` threads are left behind.
     """
 
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, most: int = MOST_HANGING) -> None:
         self._answer_s = answer_s
+        self._most = most
         self._turn = threading.Lock()
         self._lock = threading.Lock()  # never held while libvirt is asked
         self._hanging: dict[str, str] = {}
@@ -105,7 +108,7 @@ class DomainCalls:
             with self._lock:
                 if uuid in self._hanging:
                     raise DomainHangs(f"libvirt does not answer about domain {name}")
-                if len(self._hanging) >= MOST_HANGING or self._closed:
+                if len(self._hanging) >= self._most or self._closed:
                     raise DomainHangs(f"domain {name} is not asked about: too many calls do not return")
                 self._worker = self._worker or _Worker()
                 self._worker.make(call)

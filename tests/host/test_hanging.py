@@ -12,7 +12,7 @@ import pytest
 from manager.host.doctor import libvirt_view
 from manager.host.hypervisor import HypervisorWatch
 from manager.host.kernel_host import KernelHost
-from manager.host.libvirt_calls import MOST_HANGING, Patience
+from manager.host.libvirt_calls import MOST_DISKS_HANGING, MOST_HANGING, Patience
 from tests.host.conftest import REAL, QemuLike, Root, until
 from tests.host.test_doctor_libvirt import look
 from tests.host.test_event_bursts import Connection, Domain
@@ -60,6 +60,14 @@ class HangingConnection(Connection):
     def lookupByUUIDString(self, uuid: str) -> Domain:  # noqa: N802 - libvirt's name
         [name] = [name for name, known in self.names if known == uuid] or ["unknown"]
         return HangingDomain(self, name, uuid)
+
+    def domainListGetStats(  # noqa: N802 - libvirt's name
+        self, domains: list[Domain], stats: int, flags: int
+    ) -> list[tuple[Domain, dict[str, int]]]:
+        if stats == libvirt.VIR_DOMAIN_STATS_BLOCK:
+            for domain in domains:
+                self.stuck.pass_by(f"{domain.name()}'s QEMU")
+        return super().domainListGetStats(domains, stats, flags)
 
     def getLibVersion(self) -> int:  # noqa: N802 - libvirt's name
         self.stuck.pass_by("version")
@@ -170,6 +178,21 @@ def test_of_many_hanging_domains_only_some_are_waited_for(
     assert len(stuck.waiting) == MOST_HANGING == len(watch.discovery.hanging)
     stuck.let_go()
     until(lambda: len(watch.domains.addresses) == len(hung) + 1, "all are looked up after all")
+
+
+def test_qemus_that_do_not_say_what_their_disks_do_keep_nobody_from_addresses(
+    watch: HypervisorWatch, stuck: Stuck, boot: Callable[[str], QemuLike]
+) -> None:
+    hung = {f"hung-{number}" for number in range(MOST_HANGING + 2)}
+    for name in hung:
+        boot(name)
+    stuck.names |= {f"{name}'s QEMU" for name in hung}
+    watch.start()
+    until(lambda: len(stuck.waiting) == MOST_DISKS_HANGING, "one is waited for")
+    boot("came")
+    until(lambda: len(watch.domains.addresses) == len(hung) + 1, "the addresses of all are looked up")
+    assert len(stuck.waiting) == MOST_DISKS_HANGING
+    assert watch.discovery.hanging == (), "libvirt answers about them"
 
 
 def test_a_listing_that_blocks_does_not_stop_discovery(

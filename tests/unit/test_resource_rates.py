@@ -394,22 +394,21 @@ def test_latency_of_the_disks_of_a_vm(
     then: tuple[int, int], after: tuple[int, int], found: list[VirtualDiskUse]
 ) -> None:
     now, before = rounds()
-    seen = looks((10.0, {"vda": then}), (40.0, {"vda": after, "vdb": (1, 1)}))
-    vms = {
-        name: counted._replace(counters=counted.counters._replace(virtual_disks=seen))
-        for name, counted in now.vms.items()
-    }
-    assert list(resource_use(replace(now, vms=vms), before).vms[0].virtual_disks) == found
+    seen = looks((64.0, {"vda": then}), (94.0, {"vda": after, "vdb": (1, 1)}))
+    assert list(resource_use(looked_at(now, seen), before).vms[0].virtual_disks) == found
+
+
+def test_what_was_seen_of_disks_long_ago_is_not_told() -> None:
+    now, before = rounds()
+    end_s = now.vms[min(now.vms)].counters.monotonic_s
+    seen = looks((end_s - 95, {"vda": (100, 10**9)}), (end_s - 65, {"vda": (400, 4 * 10**9)}))
+    assert not resource_use(looked_at(now, seen), before).vms[0].virtual_disks
 
 
 def test_one_look_alone_says_nothing_of_disks() -> None:
     now, before = rounds()
     seen = looks((40.0, {"vda": (400, 10**9)}), (40.0, {"vda": (400, 10**9)}))
-    vms = {
-        name: counted._replace(counters=counted.counters._replace(virtual_disks=seen))
-        for name, counted in now.vms.items()
-    }
-    assert not resource_use(replace(now, vms=vms), before).vms[0].virtual_disks
+    assert not resource_use(looked_at(now, seen), before).vms[0].virtual_disks
 
 
 def test_slow_disks_of_critical_vms_are_recorded_and_idle_ones_left_out() -> None:
