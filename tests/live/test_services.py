@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,18 +174,18 @@ def test_an_sla_is_watched_without_anything_in_the_guest(served: socket.socket, 
     }
     client.request("PUT", "/applications/shop", body=body)
 
-    def state() -> str:
-        [status] = client.get("/applications/shop/sources")["items"]
-        return str(status["status"]["state"]) if status["status"] else ""
+    def status() -> dict[str, Any]:
+        [source] = client.get("/applications/shop/sources")["items"]
+        return source["status"] or {"state": "", "detail": ""}
 
     def counted() -> int:
         return sum(window["count"] for window in client.get("/applications/shop/windows?limit=500")["items"])
 
-    until(lambda: state() in {"starting", "silent"}, "the source to run")
+    until(lambda: status()["detail"] == f"nobody was seen to serve port {port}", "the program to be at the tap")
     result = run(LoadSpec(vm.ip, port, options, (Phase(DURATION_S, rate_rps),), connections=8))
     until(lambda: counted() >= result.answered * (1 - EXACT), "the answers to be counted")
     assert counted() == pytest.approx(result.answered, rel=EXACT)
-    assert state() == "ok"
+    assert status()["state"] == "ok"
 
 
 def test_a_minute_from_a_fresh_host_to_a_watched_sla(served: socket.socket, service: Service) -> None:
