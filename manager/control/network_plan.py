@@ -17,7 +17,7 @@ from manager.control.tap_plan import plan_taps
 from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.host import WeightScale
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
-from manager.model.network import LEAST_TURN, MOST_KBIT, MOST_TURN, USUAL_TURN, EgressGroup, UplinkPort
+from manager.model.network import MOST_KBIT, MOST_TURN, USUAL_TURN, EgressGroup, UplinkPort
 from manager.model.numbers import digits
 from manager.model.registration import Mode
 from manager.model.rules import NetworkRules
@@ -244,10 +244,10 @@ def _vm_goals(
 def turn_frames(weight: int, least: int, most: int) -> int:
     """How long a turn is of a VM with this weight, where its kind has weights from ``least`` to ``most``.
 
-    Turns are as the weights, as far as the longest allows; the shortest is no shorter than it needs to be.
+    Turns are as the weights, from the usual one, which holds the longest packet, to the longest.
     """
     longest = min(USUAL_TURN * most / least, MOST_TURN)
-    return max(round(longest * weight / most), LEAST_TURN)
+    return max(round(longest * weight / most), USUAL_TURN)
 
 
 def _turns(views: Sequence[VmView], scale: WeightScale | None) -> dict[str, int]:

@@ -9,8 +9,12 @@ CRITICAL_PART, OTHERS_PART, BATCH_PART = 0.75, 0.20, 0.05
 """Guaranteed parts of an uplink's rate: of critical VMs, of all traffic that is no managed VM's, and of batch VMs."""
 MOST_KBIT = 34_000_000
 """What HTB's 32 bits of bytes a second hold."""
-LEAST_TURN, USUAL_TURN, MOST_TURN = 1, 10, 132
-"""Frames that a VM sends in its turn, where those of a kind share an uplink: HTB warns of turns above 200 kB."""
+LEAST_TURN, USUAL_TURN, MOST_TURN = 1, 46, 460
+"""Frames that a VM sends in its turn, where those of a kind share an uplink.
+
+HTB sends a whole packet in each turn, however short the turn is (net/sched/sch_htb.c, ``htb_dequeue_tree``), and a VM
+hands over segments of up to 64 KiB: 46 frames. Parts are as turns only where none is shorter than that.
+"""
 NO_RATE, ANOTHER, INCOMPLETE = 0, -1, -2
 """In place of a rate: the uplink is not divided; another tool gave it a qdisc; ours is not whole, as after a crash."""
 

@@ -368,8 +368,9 @@ def test_a_flood_of_a_batch_vm_keeps_a_critical_one_waiting_no_more(wire: Wire) 
     assert INCOMPLETE in Knob.UPLINK_RATE.spec.resets
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["TCP", "packets of 60 KiB"])
 @pytest.mark.parametrize("group", [EgressGroup.BATCH, EgressGroup.CRITICAL])
-def test_vms_of_a_kind_share_an_uplink_as_their_turns(wire: Wire, group: EgressGroup) -> None:
+def test_vms_of_a_kind_share_an_uplink_as_their_turns(wire: Wire, group: EgressGroup, large: bool) -> None:
     """Beside the same with equal turns: the kernel sends by deficit round robin (net/sched/sch_htb.c)."""
     port = Port(wire.uplink)
     own = {"web": CRITICAL_ADDRESS, "hog": BATCH_ADDRESS}
@@ -382,7 +383,7 @@ def test_vms_of_a_kind_share_an_uplink_as_their_turns(wire: Wire, group: EgressG
         assert port.held(Knob.EGRESS_TURN, vm) == USUAL_TURN
 
     def ratio() -> float:
-        with wire.flooded("critical", "batch"):
+        with wire.flooded("critical", "batch", large=large):
             time.sleep(1.0)
             before = _sent_by_class(port)
             time.sleep(2.0)

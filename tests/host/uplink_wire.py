@@ -4,7 +4,8 @@
                   +-- bridge -- uplink === veth === bridge -- tbf, 50 Mbit/s -- peer
     batch VM -----+
 
-Run in a namespace, this file is what works there: ``echo`` and ``sink`` at the peer, ``flood`` and ``ask`` in the VMs.
+Run in a namespace, this file is what works there: ``echo`` and ``sink`` at the peer, ``flood``, ``segments`` and
+``ask`` in the VMs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _PEER_IP, _IPS = "10.231.0.9", {"critical": "10.231.0.1", "batch": "10.231.0.2"}
 _ECHO_PORT, _SINK_PORT = 7007, 7009
 _QUESTION, _ANSWER = b"q" * 100, b"a" * 1000
 _CONNECTIONS = 4
+_UDP_SEGMENT = 103  # include/uapi/linux/udp.h
+_SEGMENT, _SEGMENTS = 1400, 44
+"""Bytes in a frame, and frames that are handed over as one packet."""
 _PAUSE_S = 0.004
 _WARM_UP_S = 1.0
 
@@ -82,12 +86,12 @@ class Wire:
             time.sleep(seconds)
 
     @contextmanager
-    def flooded(self, *places: str) -> Iterator[None]:
-        """These VMs send what they can."""
+    def flooded(self, *places: str, large: bool = False) -> Iterator[None]:
+        """These VMs send what they can; ``large``: packets of 60 KiB, which the wire's end cuts into frames."""
         with contextlib.ExitStack() as stack:
             self._begin(stack, "peer", "sink")
             for place in places:
-                self._begin(stack, place, "flood")
+                self._begin(stack, place, "segments" if large else "flood")
             yield
 
     def _begin(self, stack: ExitStack, place: str, word: str) -> None:
@@ -177,6 +181,16 @@ def _flood() -> None:
                 connection.send(bytes(1 << 16))
 
 
+def _segments() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SEGMENT)
+        sender.connect((_PEER_IP, _SINK_PORT))
+        print("ready", flush=True)
+        while True:
+            with contextlib.suppress(ConnectionRefusedError):  # nobody receives datagrams
+                sender.send(bytes(_SEGMENT * _SEGMENTS))
+
+
 def _ask(seconds: float) -> None:
     connection = socket.create_connection((_PEER_IP, _ECHO_PORT))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -205,7 +219,7 @@ def main(words: Sequence[str]) -> None:
     if words[0] == "ask":
         _ask(float(words[1]))
     else:
-        {"echo": _echo, "sink": _sink, "flood": _flood}[words[0]]()
+        {"echo": _echo, "sink": _sink, "flood": _flood, "segments": _segments}[words[0]]()
 
 
 if __name__ == "__main__":

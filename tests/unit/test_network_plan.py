@@ -30,7 +30,6 @@ from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.network import (
     BATCH_PART,
     CRITICAL_PART,
-    LEAST_TURN,
     MOST_KBIT,
     MOST_TURN,
     OTHERS_PART,
@@ -270,11 +269,11 @@ def turns(plan: NetworkPlan) -> dict[str, object]:
     ("weights", "found"),
     [
         ({"hog": None, "pig": None}, {}),
-        ({"hog": 100, "pig": 300}, {"hog": 10, "pig": 30}),
-        ({"hog": 100, "pig": 100}, {"hog": 10, "pig": 10}),
-        ({"hog": None, "pig": 10}, {"hog": 10, "pig": 100}),  # one without a weight has the least there is
-        ({"hog": 1, "pig": 10_000}, {"hog": 1, "pig": MOST_TURN}),
-        ({"hog": 1000, "pig": 10_000, "cow": 2000}, {"hog": 10, "pig": 100, "cow": 20}),
+        ({"hog": 100, "pig": 300}, {"hog": 46, "pig": 138}),
+        ({"hog": 100, "pig": 100}, {"hog": 46, "pig": 46}),
+        ({"hog": None, "pig": 10}, {"hog": 46, "pig": 460}),  # one without a weight has the least there is
+        ({"hog": 1, "pig": 10_000}, {"hog": 46, "pig": MOST_TURN}),
+        ({"hog": 1000, "pig": 10_000, "cow": 2000}, {"hog": 46, "pig": 460, "cow": 92}),
     ],
 )
 def test_vms_of_a_kind_share_by_their_weights(weights: dict[str, int | None], found: dict[str, int]) -> None:
@@ -302,7 +301,14 @@ def test_a_turn_is_wanted_where_there_is_a_class_alone() -> None:
 def test_turns_are_in_range_in_order_and_as_the_weights(weights: list[int]) -> None:
     least, most = min(weights), max(weights)
     frames = [turn_frames(weight, least, most) for weight in sorted(weights)]
-    assert LEAST_TURN <= frames[0] <= USUAL_TURN
+    assert frames[0] == USUAL_TURN
     assert frames == sorted(frames) and frames[-1] <= MOST_TURN
     for weight, share in zip(sorted(weights), frames, strict=True):
-        assert share == pytest.approx(frames[-1] * weight / most, abs=1)
+        assert share == pytest.approx(max(frames[-1] * weight / most, USUAL_TURN), abs=1)
+
+
+def test_no_turn_is_shorter_than_the_longest_packet() -> None:
+    headers, segmented, frame = 14 + 20 + 20, 64 * 1024, 1514
+    payload = frame - headers
+    on_the_wire = segmented + headers * -(-segmented // payload)
+    assert USUAL_TURN * frame >= on_the_wire
