@@ -197,7 +197,8 @@ def test_tls_handshakes_that_stop_half_way(tls_manager: Target, many: bool) -> N
         flood.send(1000, hello)
         for _ in cost.lasting(2):
             pass
-    cost.judge()
+    # One that has not shaken hands yet is closed for newer ones; from many addresses it looks like these.
+    cost.judge(turned_away=1 if many else 0)
 
 
 def test_streams(manager: Target) -> None:

@@ -158,7 +158,8 @@ def test_help_is_a_manual() -> None:
 def test_signal_ends_the_run_and_prints_what_there_is(url: str, number: signal.Signals) -> None:
     while Ok.requests.acquire(blocking=False):  # of earlier tests
         pass
-    command = [sys.executable, "-m", "manager.cli", "load", f"{url}/ok", "--rate", "200", "--duration", "60"]
+    # In a closed loop: on a busy machine it falls short of no rate.
+    command = [sys.executable, "-m", "manager.cli", "load", f"{url}/ok", "--closed", "--duration", "60"]
     with subprocess.Popen([*command, *QUICK, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         for _ in range(10):  # more than there are connections, so that some were answered
             assert Ok.requests.acquire(timeout=20)

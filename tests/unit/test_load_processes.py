@@ -15,7 +15,7 @@ from manager.control.load_search import OwnDelay
 from manager.load import HttpOptions, LoadSpec, MemcachedOptions, Phase
 
 from .test_load_failures import memcached
-from .test_load_run import after, serving
+from .test_load_run import after, once, serving
 
 
 def spec_of(
@@ -25,17 +25,22 @@ def spec_of(
 
 
 def test_two_at_once() -> None:
-    with serving(after(lambda _: 0.02)) as web, serving(memcached) as cache:
-        begin_s = time.monotonic()
-        specs = [spec_of(web.port, HttpOptions(), 50, 1.0), spec_of(cache.port, MemcachedOptions(keys=10), 100, 1.0)]
-        first, second = run_loads(specs, threading.Event())
-        assert time.monotonic() - begin_s < 20
-    assert first.answered == first.sent > 20
-    assert second.answered == second.sent > 50
-    p50_us = first.histogram.percentile_us(50)
-    assert p50_us is not None
-    assert p50_us >= 19_000
-    assert not first.shortfall
+    def check() -> bool:
+        with serving(after(lambda _: 0.02)) as web, serving(memcached) as cache:
+            specs = [
+                spec_of(web.port, HttpOptions(), 50, 1.0),
+                spec_of(cache.port, MemcachedOptions(keys=10), 100, 1.0),
+            ]
+            begin_s = time.monotonic()
+            first, second = run_loads(specs, threading.Event())
+            both_s = time.monotonic() - begin_s
+        p50_us = first.histogram.percentile_us(50)
+        assert p50_us is not None
+        assert p50_us >= 19_000
+        answered = first.answered == first.sent > 20 and second.answered == second.sent > 50
+        return answered and not first.shortfall and both_s < 20
+
+    once(check)
 
 
 def test_they_end_when_asked_to() -> None:
