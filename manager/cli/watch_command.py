@@ -32,26 +32,38 @@ WHAT IT DOES
   or before it had 100 response times in one, three times that of the last minute, rounded up to 1, 2, 5, 10, 20, 25,
   50, 100 ms and so on; set what your users need. It prints what was registered and how to undo it.
 
+  A port at which the agent has seen no service needs --p95-ms; a line says that there is no data yet.
+
 EXAMPLES
   equipoise watch shop-web:80
+  equipoise watch shop-web --tap 80                       the same
   equipoise watch shop-cache:11211 --p95-ms 2
   equipoise watch shop-web:80 --dry-run --json
 """
 _PORTS = 65_535
 
 
-def _vm_port(service: str) -> tuple[str, int]:
-    """A VM and a port of it. Raises BadParameter."""
-    vm, _, port = service.rpartition(":")
+def _vm_port(service: str, tap_port: int | None) -> tuple[str, int]:
+    """A VM and a port of it, which either of the two names. Raises BadParameter and UsageError."""
+    if tap_port is not None and ":" in service:
+        raise click.UsageError("name the port once: VM:PORT, or VM --tap PORT")
+    vm, _, port = (service if tap_port is None else f"{service}:{tap_port}").rpartition(":")
     if re.fullmatch(NAME_PATTERN, vm) and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORTS:
         return vm, int(port)
-    text = f"{service!r} is refused; use the name of a VM and a port, 1 to {_PORTS}: shop-web:80"
-    raise click.BadParameter(text, param_hint="VM:PORT")
+    text = f"{service!r} is refused; use the name of a VM and a port, 1 to {_PORTS}: shop-web:80, or shop-web --tap 80"
+    raise click.BadParameter(text, param_hint="VM[:PORT]")
 
 
 @click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("service", metavar="VM:PORT")
+@click.argument("service", metavar="VM[:PORT]")
+@click.option(
+    "--tap",
+    "tap_port",
+    type=click.IntRange(1, _PORTS),
+    metavar="PORT",
+    help=f"The port to measure at the VM's tap, 1 to {_PORTS}; the same as VM:PORT.",
+)
 @click.option(
     "--p95-ms",
     type=click.FloatRange(0, 100_000, min_open=True),
@@ -60,12 +72,14 @@ def _vm_port(service: str) -> tuple[str, int]:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be registered.")
 @json_option
-def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool, as_json: bool) -> None:
+def watch(
+    settings: Settings, service: str, tap_port: int | None, p95_ms: float | None, dry_run: bool, as_json: bool
+) -> None:
     """Watch a service that was seen in a VM: register an application with an SLA and a tap source."""
-    vm, port = _vm_port(service)
+    vm, port = _vm_port(service, tap_port)
     with closing(connect(settings)) as client:
         registered = _registered(client, vm)
-        seen = _seen(client, _domain(client, vm, registered), port, needed=p95_ms is None)
+        seen, unseen = _seen(client, _domain(client, vm, registered), port, needed=p95_ms is None)
         target_ms = p95_ms if p95_ms is not None else suggested_target_ms(baseline_ms(seen) or 0.0)
         taken = [application["name"] for application in client.items("/applications")]
         name, tier = application_names(vm, seen.get("protocol", ""), taken)
@@ -82,10 +96,11 @@ def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool,
     ]
     if p95_ms is None:
         lines.append(f"target: three times {_baseline(seen)}, rounded up; set what your users need")
+    lines += [f"no data yet: {unseen}"] if unseen else []
     if registered and registered["class"] == VmClass.BATCH:
         lines.append(f"VM {vm} is registered as batch: it is measured, but not protected")
     shown = {"application": name, "dry_run": dry_run, "registration": body, "measured": seen or None, "undo": undo}
-    output(as_json, shown, *lines, *([] if dry_run else [f"undo: {undo}"]))
+    output(as_json, shown | {"not_seen": unseen}, *lines, *([] if dry_run else [f"undo: {undo}"]))
 
 
 def _baseline(seen: Mapping[str, Any]) -> str:
@@ -144,19 +159,23 @@ def _register(client: ManagerClient, vm: str | None, application: str, body: Map
         raise
 
 
-def _seen(client: ManagerClient, domain: Mapping[str, Any], port: int, *, needed: bool) -> dict[str, Any]:
-    """What the agent reported of the service; nothing where it has not seen it. Raises Failure.
+def _seen(
+    client: ManagerClient, domain: Mapping[str, Any], port: int, *, needed: bool
+) -> tuple[dict[str, Any], str | None]:
+    """What the agent reported of the service, and why that is without response times. Raises Failure.
 
     ``needed``: its p95 is needed.
     """
     answer = client.get(f"/hosts/{domain['host']}/services", limit=str(MOST_SERVICES))
     of_vm = [each for each in answer["items"] if each["libvirt_uuid"] == domain["libvirt_uuid"]]
     seen: dict[str, Any] = next((each for each in of_vm if each["port"] == port), {})
-    if needed and baseline_ms(seen) is None:
-        why = _why(domain["host"], domain["libvirt_name"], port, seen, of_vm)
-        problem = f": {answer['problem']}" if answer["problem"] else ""
-        raise Failure(f"{why}{problem}; --p95-ms sets a target without it")
-    return seen
+    if baseline_ms(seen) is not None:
+        return seen, None
+    problem = f": {answer['problem']}" if answer["problem"] else ""
+    why = _why(domain["host"], domain["libvirt_name"], port, seen, of_vm) + problem
+    if needed:
+        raise Failure(f"{why}; --p95-ms sets a target without it")
+    return seen, why
 
 
 def _why(host: str, vm: str, port: int, seen: Mapping[str, Any], of_vm: Sequence[Mapping[str, Any]]) -> str:

@@ -79,6 +79,34 @@ def test_application_sla_and_source_are_registered_at_once(api: Api) -> None:
     assert (again.exit_code, "serves application shop already" in again.output) == (1, True)
 
 
+def test_the_port_may_be_an_option(api: Api) -> None:
+    by_argument = json.loads(watch("shop-web:80", "--dry-run", "--json").stdout)
+    assert json.loads(watch("shop-web", "--tap", "80", "--dry-run", "--json").stdout) == by_argument
+    assert watch("shop-web", "--tap", "80").exit_code == 0
+    assert [(one["type"], one["port"]) for one in api.ok("GET", "/applications/shop")["sources"]] == [("tap", 80)]
+
+
+def test_the_port_is_named_once(api: Api) -> None:
+    refused = watch("shop-web:80", "--tap", "80")
+    assert (refused.exit_code, "name the port once: VM:PORT, or VM --tap PORT" in refused.output) == (2, True)
+    assert api.ok("GET", "/applications")["items"] == []
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
+def test_an_option_that_is_no_port_is_refused(port: str) -> None:
+    assert watch("shop-web", "--tap", port).exit_code == 2
+
+
+def test_a_port_that_nobody_serves_is_told(api: Api) -> None:
+    """A target of one's own needs no response times, and a service may start later."""
+    done = watch("shop-web", "--tap", "8080", "--p95-ms", "2")
+    assert done.exit_code == 0, done.output
+    assert f"no data yet: the agent of host {HOST} has seen no service at port 8080 of VM shop-web; seen are 80" in (
+        done.output
+    )
+    assert "no data yet" not in watch("shop-web", "--tap", "80", "--p95-ms", "2", "--dry-run").output
+
+
 def test_a_target_of_ones_own_needs_no_measured_one(api: Api) -> None:
     seen(api, p50_ms=None, p95_ms=None, p99_ms=None)
     refused = watch("shop-web:80")
@@ -86,6 +114,7 @@ def test_a_target_of_ones_own_needs_no_measured_one(api: Api) -> None:
     assert "no response time of port 80 of VM shop-web was measured in the last 45 s" in refused.output
     body = json.loads(watch("shop-web:8080", "--p95-ms", "2.5", "--json").stdout)
     assert (body["application"], body["measured"], body["dry_run"]) == ("shop", None, False)
+    assert "has seen no service at port 8080" in body["not_seen"]
     assert api.ok("GET", "/applications/shop")["sla"]["response_time_ms"] == 2.5
     assert api.ok("GET", "/applications/shop")["sources"][0]["port"] == 8080
 
@@ -159,7 +188,7 @@ def test_a_vm_that_was_registered_only_just_is_found_by_its_domain(api: Api) -> 
     assert watch("shop-web:80").exit_code == 0
 
 
-@pytest.mark.parametrize("given", ["shop-web", "shop-web:", ":80", "shop-web:0", "shop-web:65536", "a b:80", "web:x"])
+@pytest.mark.parametrize("given", ["shop-web", "shop-web:", ":80", ":", "web:0", "web:65536", "a b:80", "web:x"])
 def test_what_is_no_vm_and_port_is_refused(given: str) -> None:
     refused = watch(given)
     assert refused.exit_code == 2
