@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from manager.control.counted_twice import COMPARED, SourceCounts
 from manager.errors import EquipoiseError
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Ready
 from manager.telemetry.store import Fate, WindowStore
+from manager.telemetry.tally import Tally
 
 SILENT_S = 30.0
 """After how long without response times a source counts as silent."""
@@ -47,6 +49,7 @@ class Feed:
         self._counts: Counter[str] = Counter()
         self._failure = self._note = self._extra = ""
         self._noted_s = float("-inf")
+        self._tally = Tally() if self.kind in COMPARED else None
 
     def take(
         self,
@@ -59,6 +62,8 @@ class Feed:
     ) -> Fate:
         """Count response times as ``WindowStore.add`` does. Those of the future, and too many, are malformed."""
         fate = self.store.add(self.application, end_s, times_us, buckets=buckets, requests=requests, ready=ready)
+        if fate is Fate.TAKEN and requests:
+            self._add_up(requests, end_s, end_s)
         count = len(times_us) + sum((buckets or {}).values()) + (ready is not None)
         match fate:
             case Fate.TAKEN if count:
@@ -77,6 +82,7 @@ class Feed:
     def take_requests(self, start_s: float, end_s: float, requests: float) -> None:
         """Count requests whose response times are unknown, as ``WindowStore.add_requests`` does."""
         self.store.add_requests(self.application, start_s, end_s, requests)
+        self._add_up(requests, start_s, end_s)
 
     def malformed(self, reason: str) -> None:
         """Something that could not be read. The reason must not quote it: it may be private."""
@@ -111,8 +117,8 @@ class Feed:
         with self._lock:
             self._extra = text
 
-    def status(self) -> SourceStatus:
-        """How the source is now."""
+    def status(self, finding: str = "") -> SourceStatus:
+        """How the source is now; ``finding`` is about it and another one, and ends its detail."""
         with self._lock:
             now_s = self.steady()
             if self._failure:
@@ -122,11 +128,23 @@ class Feed:
             else:
                 state = SourceState.STARTING if self._last_sample_s is None else SourceState.OK
             note = self._note if now_s - self._noted_s < _NOTE_S else ""
-            details = (self._failure, "" if note == self._failure else note, self._extra)
+            details = (self._failure, "" if note == self._failure else note, self._extra, finding)
             detail = "; ".join(filter(None, details))
             return SourceStatus(
                 self.application, self.source, self.kind, state, self._last_sample_s, detail=detail, **self._counts
             )
+
+    def counts(self) -> SourceCounts | None:
+        """The requests of the last minutes; None where they are not compared with those of other sources."""
+        if self._tally is None:
+            return None
+        with self._lock:
+            return SourceCounts(self.application, self.source, self.kind, self._tally.last(self.clock()))
+
+    def _add_up(self, requests: float, start_s: float, end_s: float) -> None:
+        if self._tally is not None:
+            with self._lock:
+                self._tally.add(requests, start_s, end_s)
 
     def _count(self, counter: str, reason: str = "", count: int = 1) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
+from manager.control.counted_twice import counted_twice
 from manager.host.log_file import DEFAULT_LOG_DIRS
 from manager.host.taps import of_this_machine
 from manager.model.reach import DEFAULT_REACH, Reach
@@ -188,11 +189,12 @@ class Sources:
         return self._store.closed()
 
     def statuses(self) -> tuple[SourceStatus, ...]:
-        """How each source is, by application and name."""
+        """How each source is, by application and name; the detail says what seems to count the same requests."""
         with self._lock:
             feeds = [self._running[key].feed for key in sorted(self._running)]
             feeds += [self._beyond[key] for key in sorted(self._beyond)]
-        return tuple(feed.status() for feed in feeds)
+        twice = counted_twice(counts for counts in (feed.counts() for feed in feeds) if counts is not None)
+        return tuple(feed.status(twice.get((feed.application, feed.source), "")) for feed in feeds)
 
     def close(self) -> None:
         """End all sources and the thread (waits a moment for it)."""
