@@ -80,7 +80,7 @@ def _plain(bound: float) -> str:
 SHARED_SETTINGS = (
     Setting("state_dir", "/var/lib/equipoise", "folder of the database, the journal, tokens and the agent's cache"),
     Setting("samples_per_s", 20_000.0, "response times per second that one source may send; 0: any number", 0, 1e9),
-    Setting("interval_s", 5.0, "length of a control interval, and of a window of response times, in seconds", 0.2, 300),
+    Setting("interval_s", 5.0, "seconds of a control interval, and of a window of response times", 0.05, 300),
     Setting("stale_s", 30.0, "age in seconds at which a window of response times counts as no data", 1, 3600),
     Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
     Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),

@@ -27,7 +27,7 @@ class Cadences:
 
     def __init__(self, context: ManagerContext, steady: Callable[[], float] = time.monotonic) -> None:
         """``steady`` returns seconds that only grow."""
-        self._small_fleet, slot_s = context.small_fleet, context.slot_s
+        self._small_fleet, slot_s = context.small_fleet, context.report_s
         # A host that misses one report and repeats it an interval later is not silent.
         most = (context.silent.total_seconds() / slot_s - 1) // 2
         live_s = slot_s * max(1, min(_LIVE_INTERVALS, most))

@@ -16,6 +16,14 @@ from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
 from manager.store.tokens import KnownTokens
 from policies.installed import InstalledPolicy
 
+LEAST_REPORT_S = 0.2
+"""Agents exchange about once a second: with a shorter interval a host would fall silent between two reports."""
+
+
+def least_report_s(interval_s: float) -> float:
+    """Seconds between two reports of a host with this interval that are waited for."""
+    return max(interval_s, LEAST_REPORT_S)
+
 
 @dataclass(frozen=True, slots=True)
 class ManagerContext:
@@ -63,6 +71,11 @@ class ManagerContext:
     def latest(self) -> datetime:
         """The latest end of response times that count; later ones come from a clock that is ahead."""
         return datetime.fromtimestamp(self.clock() + self.skew_s, UTC)
+
+    @property
+    def report_s(self) -> float:
+        """Seconds between two reports of a host that are waited for."""
+        return least_report_s(self.slot_s)
 
     @property
     def slot_length(self) -> timedelta:

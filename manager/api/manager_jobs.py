@@ -59,8 +59,8 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         Job("retention", _HOUR_S, retain),
         Job("rollups", _MINUTE_S, roll_up),
         Job("tick-rollups", _MINUTE_S, roll_up_ticks),
-        Job("silent-hosts", context.slot_s, watch),
-        Job("migrations", context.slot_s, close_migrations),
+        Job("silent-hosts", context.report_s, watch),
+        Job("migrations", context.report_s, close_migrations),
         Job("balance", _MINUTE_S, balancer.look),
         Job("interference", _MINUTE_S, interference.look),
     )

@@ -11,7 +11,7 @@ from flask import Flask
 
 from manager.api.app import create_app
 from manager.api.auth import PROBES
-from manager.api.context import ManagerContext
+from manager.api.context import ManagerContext, least_report_s
 from manager.api.manager_jobs import make_jobs
 from manager.api.manager_metrics import Metrics
 from manager.api.worker_share import WorkerShare, serving_limits
@@ -117,7 +117,7 @@ def make_server(
         keep_slots=timedelta(days=settings.number("raw_days")),
         keep_minutes=timedelta(days=settings.number("minutes_days")),
         clock_bound_s=settings.number("clock_bound_s"),
-        silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
+        silent=timedelta(seconds=least_report_s(settings.number("interval_s"))) * settings.whole("silent_intervals"),
         small_fleet=settings.whole("small_fleet"),
         boot=boot_clock(boot),
         requests=limits.requests,

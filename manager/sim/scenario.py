@@ -309,7 +309,7 @@ class Scenario:
     batch: tuple[BatchSpec, ...] = ()
     summary: str = ""
     cgroup: Annotated[int, Field(ge=1, le=2)] = 2
-    interval_s: Annotated[float, Field(ge=0.2, le=300)] = 5.0
+    interval_s: Annotated[float, Field(ge=0.05, le=300)] = 5.0
     duration_s: Annotated[float, Field(ge=1, le=1e7)] = 1200.0
     settle_s: Moment = 60.0
     seed: Annotated[int, Field(ge=0, le=2**63)] = 1

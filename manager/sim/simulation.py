@@ -25,7 +25,7 @@ from policies.base import Policy
 EPOCH_S = 1_200_000_000.0
 """When a simulation begins: some moment that every usual interval divides."""
 
-SHORTEST_TICK_S = 0.2
+SHORTEST_TICK_S = 0.05
 _JUST_LESS = 1 - 1e-5
 """A slot shorter than the interval is asked for with this factor: times since the epoch are exact to 0.2 us only."""
 

@@ -40,6 +40,7 @@ def database(migrated: Callable[[str], Database]) -> Database:
         (5.0, 3, Cadence(live_s=5, history_s=60)),
         (5.0, 1000, Cadence(live_s=10, history_s=60)),
         (1.0, 6, Cadence(live_s=2, history_s=60)),
+        (0.05, 24, Cadence(live_s=0.4, history_s=60)),
         (120.0, 6, Cadence(live_s=240, history_s=240)),
     ],
 )

@@ -135,7 +135,7 @@ def test_what_is_not_said_has_defaults() -> None:
         ("pcpus = 2", "pcpus = true", "pcpus = True is refused"),
         ("pcpus = 2", "", "pcpus is missing"),
         ("pcpus = 2", "pcpus = 2\npcpu = 3", "pcpu is not a field here: use"),
-        ("pcpus = 2", "pcpus = 2\ninterval_s = 0.1", "interval_s = 0.1 is refused: use a number from 0.2 to 300"),
+        ("pcpus = 2", "pcpus = 2\ninterval_s = 0.04", "interval_s = 0.04 is refused: use a number from 0.05 to 300"),
         ("pcpus = 2", "pcpus = 2\ninterval_s = nan", "interval_s = nan is refused"),
         ("pcpus = 2", "pcpus = 2\nsummary = 3", "summary = 3 is refused: use a text"),
         ("pcpus = 2", "pcpus = 2\npinning = 1", "pinning = 1 is refused: use true or false"),

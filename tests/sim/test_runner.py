@@ -10,9 +10,10 @@ import pytest
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
 from manager.model.source import SourceState
-from manager.sim.compare import by_policy, by_scenario, run_all, run_once, worse
+from manager.sim.compare import by_policy, by_scenario, installed, run_all, run_once, worse
 from manager.sim.results import alone_cores, app_interval, app_result
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, Scenario
 from manager.sim.services import AppSlot, joined
@@ -209,7 +210,7 @@ def test_knobs_are_named_as_registered() -> None:
 
 @pytest.mark.parametrize(
     ("interval_s", "tick_s", "expected"),
-    [(5.0, None, 1), (5.0, 5.0, 1), (5.0, 60.0, 1), (5.0, 0.1, 25), (5.0, 0.5, 10), (5.0, 2.0, 2), (0.3, 0.1, 1)],
+    [(5.0, None, 1), (5.0, 5.0, 1), (5.0, 60.0, 1), (5.0, 0.02, 100), (5.0, 0.5, 10), (5.0, 2.0, 2), (0.06, 0.02, 1)],
 )
 def test_ticks_divide_the_interval(interval_s: float, tick_s: float | None, expected: int) -> None:
     assert ticks_per_interval(interval_s, tick_s) == expected
@@ -228,17 +229,31 @@ def test_ticks_within_an_interval_change_nothing_of_what_is_judged() -> None:
     assert result.host_cpu_share == pytest.approx(usual.host_cpu_share)
 
 
-def test_a_policy_sees_a_slot_for_each_tick() -> None:
-    simulation = Simulation(crowded(), POLICIES, "priority", tick_s=0.2)
+@pytest.mark.parametrize("tick_s", [0.2, 0.05])
+def test_a_policy_sees_a_slot_for_each_tick(tick_s: float) -> None:
+    simulation = Simulation(crowded(), POLICIES, "priority", tick_s=tick_s)
     for number in range(1, 60):
         result = simulation.step()
         assert result is not None
-        assert result.at_s == pytest.approx(EPOCH_S + 0.2 * number)
-        assert result.snapshot.interval_s == pytest.approx(0.2)
+        assert result.at_s == pytest.approx(EPOCH_S + tick_s * number)
+        assert result.snapshot.interval_s == pytest.approx(tick_s)
         window = result.snapshot.applications[0].window
         assert window is not None
-        assert (window.start_s, window.end_s) == pytest.approx((result.at_s - 0.2, result.at_s), abs=1e-5)
+        assert (window.start_s, window.end_s) == pytest.approx((result.at_s - tick_s, result.at_s), abs=1e-5)
         assert len(result.snapshot.applications[0].slots) == number
+
+
+@pytest.mark.parametrize("policy", ["fair", "auto", "parties", "heracles"])
+def test_policies_decide_each_twentieth_of_a_second(policy: str) -> None:
+    """As with any interval `parties` leaves this host as it is."""
+    simulation = Simulation(replace(crowded(), interval_s=0.05, duration_s=20.0), installed(), policy)
+    results = [simulation.step() for _ in range(400)]
+    assert not [problem for result in results if result for problem in result.problems]
+    outcomes = {record.outcome for result in results if result for record in result.records}
+    assert (OutcomeKind.APPLIED in outcomes) is (policy != "parties")
+    assert outcomes <= {OutcomeKind.APPLIED, OutcomeKind.RESTORED}
+    windows = [result.snapshot.applications[0].window for result in results[200:] if result]
+    assert all(window is not None for window in windows)
 
 
 def test_slots_one_after_the_other_are_joined() -> None:

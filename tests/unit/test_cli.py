@@ -39,7 +39,7 @@ def test_config_says_what_is_in_force_and_why(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("config", "--interval-s", "0.1"), "interval_s = '0.1' (from flag --interval-s) is refused: use 0.2 to 300"),
+        (("config", "--interval-s", "0.04"), "interval_s = '0.04' (from flag --interval-s) is refused: use 0.05 to"),
         (("config", "--log-level", "loud"), "debug, info, warning or error"),
         (("config", "--managed-cpus", "3-1"), "managed_cpus"),
         (("config", "--config", "/nonexistent.toml"), "does not exist"),

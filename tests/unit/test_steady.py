@@ -68,7 +68,7 @@ def fired(trigger: AfterBoundaries, clocks: Clocks, zone: SteadyZone) -> Iterato
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
-@pytest.mark.parametrize("interval_s", [0.2, 5.0])
+@pytest.mark.parametrize("interval_s", [0.05, 0.2, 5.0])
 def test_wherever_the_clock_jumps_the_next_boundary_is_near(jump_s: float, interval_s: float) -> None:
     clocks = Clocks()
     zone = SteadyZone(clocks.steady)
