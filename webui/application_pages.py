@@ -14,6 +14,7 @@ from manager.api.auth import VIEWER, allow
 from manager.api.history_routes import StepOut
 from manager.model.cpus import parse_cpus
 from manager.model.interference import LOSS_BOUNDS
+from manager.model.numbers import milliseconds
 from webui import rest
 from webui.drawing import spark
 from webui.rest import Json, RequestRefused
@@ -32,6 +33,7 @@ _LONGEST = timedelta(days=30)  # of a report's default period
 _POINTS = 720  # an hour each of 30 days; violations less than a step apart are shown as one
 _MOST_LISTED = 50
 _MOST_EXPLAINED = 8
+_MOST_DISKS = 3
 _CHART_WIDTH, _CHART_HEIGHT = 720.0, 160.0
 
 
@@ -77,12 +79,22 @@ def application(name: str) -> Response:
         bounds=LOSS_BOUNDS[::-1],
         sources=rest.get(f"{path}/sources", limit=1000)["items"],
         vms=vms,
+        disks={vm: _disks(each["resources"]) for vm, each in vms.items()},
         ranges=[(name, words) for name, (words, length_s) in PERIODS.items() if length_s],
         periods=BUDGETS,
         silent_s=max(0.0, now_s() - _time(window["end"]).timestamp()) if window else None,
         stale_s=site().context.stale_s,
         ages={each["host"]: now_s() - _time(each["at"]).timestamp() for each in answer["explanations"]},
     )
+
+
+def _disks(resources: Json | None) -> str:
+    """The disks of a VM with the mean time of their requests, the slowest first; empty: nothing is reported of them."""
+    timed = [disk for disk in (resources or {}).get("virtual_disks", ()) if disk.get("latency_ms") is not None]
+    timed.sort(key=itemgetter("latency_ms"), reverse=True)
+    shown = [f"{disk['disk']} {milliseconds(disk['latency_ms'])}" for disk in timed[:_MOST_DISKS]]
+    more = [f"{len(timed) - _MOST_DISKS} more"] if len(timed) > _MOST_DISKS else []
+    return ", ".join(shown + more)
 
 
 @web.get("/applications/<name>/times.csv")

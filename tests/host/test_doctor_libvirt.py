@@ -17,6 +17,7 @@ from manager.host.doctor.libvirt_view import DomainFacts, LibvirtView, look_at_l
 from manager.host.hypervisor import EventLoop
 from manager.host.registry import HostPaths
 from manager.model.finding import Finding
+from manager.model.resource_use import VirtualDiskCounters, VirtualDisksSeen
 
 TUNED = """
 <domain type='kvm'>
@@ -63,7 +64,7 @@ def test_no_connection_is_essential_and_the_rest_unknown(uri: str) -> None:
     found = look("libvirt", view)
     assert (found.status, found.broken) == ("missing", True)
     assert uri in found.detail
-    for identity in ("libvirt-events", "libvirt-tuning", "accelerator"):
+    for identity in ("libvirt-events", "libvirt-tuning", "accelerator", "virtual-disks"):
         assert look(identity, view).status == "unknown"
 
 
@@ -123,6 +124,44 @@ def test_tuning_in_a_domain_is_found() -> None:
     assert look("libvirt-tuning", connected(plain)).status == "works"
     with pytest.raises(ValueError, match="cannot be read"):
         parse_domain("<domain")
+
+
+DISKS = """
+<domain type='kvm'>
+  <name>web</name>
+  <devices>
+    <disk type='file' device='disk'><target dev='vda' bus='virtio'/></disk>
+    <disk type='file' device='disk'><target dev='vdb' bus='virtio'/></disk>
+    <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
+  </devices>
+</domain>
+"""
+
+
+def test_disks_that_libvirt_counts_and_others() -> None:
+    web = parse_domain(DISKS)
+    assert web.disks == ("vda", "vdb")
+    whole = replace(web, counted=frozenset({"vda", "vdb", "sda"}))
+    found = look("virtual-disks", connected(whole, DomainFacts("diskless", "kvm")))
+    assert (found.status, found.detail) == (
+        "works",
+        "requests and latency by disk, from libvirt's block statistics: web (vda, vdb)",
+    )
+    found = look("virtual-disks", connected(whole, replace(web, name="db", counted=frozenset({"vda"}))))
+    assert (found.status, found.detail) == ("degraded", "libvirt has no block statistics of db (vdb)")
+    assert "virsh domstats --block" in found.advice
+    assert look("virtual-disks", connected()).status == "works"
+    assert look("virtual-disks", replace(connected(), error="refused")).status == "unknown"
+
+
+def test_the_statistics_are_asked_of_each_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test driver has none, and a disk by its default configuration no more."""
+    [plain] = look_at_libvirt("test:///default").domains
+    assert plain.counted == frozenset()
+    seen = VirtualDisksSeen(1.0, {"vda": VirtualDiskCounters(1, 1)})
+    monkeypatch.setattr(libvirt_view, "virtual_disks_of", lambda _connection, domain: domain.name() == "test" and seen)
+    [counted] = look_at_libvirt("test:///default").domains
+    assert counted.counted == {"vda"}
 
 
 def test_many_names_are_cut() -> None:

@@ -84,6 +84,29 @@ def test_sources_say_how_they_are(shop: Desk) -> None:
     assert "no agent runs it" in browser.get("/applications/shop").text
 
 
+@pytest.mark.parametrize(
+    ("disks", "shown"),
+    [
+        ((), "–"),
+        ((("vda", None),), "–"),
+        ((("vda", 1.5), ("vdb", 42.0), ("vdc", None)), "vdb 42 ms, vda 1.5 ms"),
+        ((("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 4.0), ("e", 5.0)), "e 5 ms, d 4 ms, c 3 ms, 2 more"),
+    ],
+)
+def test_the_disks_of_each_vm_have_their_latency(
+    shop: Desk, disks: tuple[tuple[str, float | None], ...], shown: str
+) -> None:
+    own = [
+        {"disk": name, "requests_per_s": 3.0} | ({} if latency_ms is None else {"latency_ms": latency_ms})
+        for name, latency_ms in disks
+    ]
+    use = {"vms": [{"vm": "web-1", "memory_pressure": 0.1, "virtual_disks": own}]}
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(resources=use)), role="host")
+    page = shop.browser(Role.VIEWER).get("/applications/shop")
+    [cell] = page.all("td", **{"data-label": "Disk latency"})
+    assert cell.text == shown
+
+
 def test_an_application_that_is_not_there_is_said_so(desk: Desk) -> None:
     page = desk.browser().get("/applications/nothing")
     assert page.status == 404

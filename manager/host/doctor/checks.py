@@ -60,6 +60,7 @@ CHECKS = (
     Check("pressure", "Signals", "Pressure (PSI)", signal_check.pressure),
     Check("memory-faults", "Signals", "Memory faults", signal_check.memory),
     Check("disk-use", "Signals", "Use of disks", signal_check.disks),
+    Check("virtual-disks", "Signals", "Latency of VMs' disks", signal_check.virtual_disks),
     Check("network-use", "Signals", "Use of interfaces", signal_check.network),
     Check("performance-counters", "Signals", "Performance counters", signal_check.counters),
     Check("btf", "BPF", "Kernel types (BTF)", warp_check.btf),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import libvirt
 
 from manager.errors import DomainHangs
-from manager.host.libvirt_calls import DomainCalls, version_text
+from manager.host.libvirt_calls import DomainCalls, version_text, virtual_disks_of
 
 _ANSWER_S = 10.0
 _DOMAIN_S = 2.0
@@ -20,11 +20,16 @@ _MANAGED_ELEMENTS = ("shares", "vcpupin", "emulatorpin", "iothreadpin", "cachetu
 
 @dataclass(frozen=True, slots=True)
 class DomainFacts:
-    """A running domain: its hypervisor (``kvm``, ``qemu`` for TCG, ...) and what its own configuration tunes."""
+    """A running domain: its hypervisor (``kvm``, ``qemu`` for TCG, ...) and what its own configuration tunes.
+
+    ``disks`` are those of its configuration, ``counted`` those of which libvirt has statistics of requests.
+    """
 
     name: str
     kind: str
     tuning: tuple[str, ...] = ()
+    disks: tuple[str, ...] = ()
+    counted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,20 @@ def _domains(connection: libvirt.virConnect, calls: DomainCalls) -> list[DomainF
     facts: list[DomainFacts] = []
     for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
         try:
-            described = partial(domain.XMLDesc, libvirt.VIR_DOMAIN_XML_INACTIVE)
-            facts.append(parse_domain(calls.ask(domain.UUIDString(), domain.name(), described)))
+            facts.append(calls.ask(domain.UUIDString(), domain.name(), partial(_facts, connection, domain)))
         except DomainHangs:
             continue
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # it may have ended meanwhile
                 raise
     return facts
+
+
+def _facts(connection: libvirt.virConnect, domain: libvirt.virDomain) -> DomainFacts:
+    """Raises libvirtError and ValueError."""
+    facts = parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    seen = virtual_disks_of(connection, domain)
+    return replace(facts, counted=frozenset(seen.disks if seen else ()))
 
 
 def parse_domain(xml: str) -> DomainFacts:
@@ -110,4 +121,5 @@ def parse_domain(xml: str) -> DomainFacts:
         raise ValueError(f"a domain's XML cannot be read: {error}") from error
     tune = top.find("cputune")
     tuning = tuple(name for name in _MANAGED_ELEMENTS if tune is not None and tune.find(name) is not None)
-    return DomainFacts(top.findtext("name", ""), top.get("type", ""), tuning)
+    disks = (target.get("dev", "") for target in top.iterfind("devices/disk[@device='disk']/target"))
+    return DomainFacts(top.findtext("name", ""), top.get("type", ""), tuning, tuple(filter(None, disks)))

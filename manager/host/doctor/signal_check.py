@@ -6,7 +6,8 @@ import errno
 from pathlib import Path
 
 from manager.host.cgroup import read_mounts
-from manager.host.doctor.check import CheckResult, Subject, degraded, missing, works
+from manager.host.doctor.check import CheckResult, Subject, degraded, missing, unknown, works
+from manager.host.doctor.virtualization import some
 from manager.host.files import text_of
 from manager.host.registry import BLKIO_FILES, IO_STAT_FILE, MEMORY_STAT_FILE, PRESSURE_FILES
 from manager.host.resources.counter_texts import disk_lines, faults
@@ -71,6 +72,28 @@ def disks(subject: Subject) -> CheckResult:
         f"of each VM over all its disks together, from /proc/PID/io: {where}; {latency}",
         "use cgroup v2 with the io controller, or BFQ as the scheduler of the disks",
     )
+
+
+def virtual_disks(subject: Subject) -> CheckResult:
+    """Requests of VMs' own disks, and what these take."""
+    view = subject.libvirt
+    if view.error:
+        return unknown("libvirt is not connected", "see the finding `libvirt`")
+    with_disks = [domain for domain in view.domains if domain.disks]
+    if not with_disks:
+        return works("no domain with a disk is running")
+    uncounted = [
+        f"{domain.name} ({', '.join(missed)})"
+        for domain in with_disks
+        if (missed := [disk for disk in domain.disks if disk not in domain.counted])
+    ]
+    if uncounted:
+        return degraded(
+            f"libvirt has no block statistics of {some(uncounted)}",
+            "see `virsh domjobinfo`: another job of libvirt may be under way; and `virsh domstats --block`",
+        )
+    counted = [f"{domain.name} ({', '.join(domain.disks)})" for domain in with_disks]
+    return works(f"requests and latency by disk, from libvirt's block statistics: {some(counted)}")
 
 
 def network(_subject: Subject) -> CheckResult:

@@ -25,7 +25,7 @@ def connection(subject: Subject) -> CheckResult:
         )
     if view.hanging:
         return degraded(
-            f"{view.versions}, which does not answer about {len(view.hanging)} domains: {_some(view.hanging)}",
+            f"{view.versions}, which does not answer about {len(view.hanging)} domains: {some(view.hanging)}",
             "look at these domains' QEMU processes, storage and hooks; all others are controlled, and so are these",
         )
     return works(f"{view.versions}, {len(view.domains)} running domains")
@@ -74,7 +74,7 @@ def accelerator(subject: Subject) -> CheckResult:
     emulated = [domain.name for domain in view.domains if domain.kind == "qemu"]
     if emulated:
         return degraded(
-            f"running: {seen}; emulated (TCG): {_some(emulated)}",
+            f"running: {seen}; emulated (TCG): {some(emulated)}",
             "use <domain type='kvm'> where /dev/kvm works; times of emulated VMs mean little",
         )
     return works(f"running: {seen}")
@@ -87,13 +87,14 @@ def tuning(subject: Subject) -> CheckResult:
     tuned = [f"{domain.name} ({', '.join(domain.tuning)})" for domain in view.domains if domain.tuning]
     if tuned:
         return warning(
-            f"domains with CPU tuning of their own: {_some(tuned)}",
+            f"domains with CPU tuning of their own: {some(tuned)}",
             "remove <shares>, <vcpupin>, <emulatorpin> and <cachetune> from domains that Equipoise is to manage (`virsh"
             " edit`): libvirt sets them anew at each start and whenever a vCPU is plugged",
         )
     return works("no running domain has CPU tuning of its own")
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
