@@ -71,6 +71,7 @@ class NetworkShares(KnobFiles):
         self._classes: dict[int, dict[int, HtbClass]] = {}
         self._filters: dict[int, list[SourceFilter]] = {}
         self._targets: dict[int, dict[bytes, list[int]]] = {}
+        self._own: dict[tuple[int, str], HtbClass | None] = {}
 
     def look(self) -> None:
         """Before a round of readings: what was read before is read anew."""
@@ -84,6 +85,7 @@ class NetworkShares(KnobFiles):
         self._classes.clear()
         self._filters.clear()
         self._targets.clear()
+        self._own.clear()
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
         """The interfaces that may be uplinks, by index. Raises HostError."""
@@ -236,7 +238,16 @@ class NetworkShares(KnobFiles):
         self._control.put_class(index, replace(own, quantum_bytes=quantum_bytes))
 
     def _own_class(self, index: int, vm: VmTarget) -> HtbClass | None:
-        """That which filters lead a VM's packets to; None: it has none, or is not wholly there."""
+        """That which filters lead a VM's packets to; None: it has none, or is not wholly there.
+
+        Kept until all is read anew, as each of a VM's knobs needs it.
+        """
+        key = index, vm.uuid
+        if key not in self._own:
+            self._own[key] = self._find_class(index, vm)
+        return self._own[key]
+
+    def _find_class(self, index: int, vm: VmTarget) -> HtbClass | None:
         addresses = self._addresses(vm.uuid)
         by_address = self._targets_of(index)
         targets = [target for address in addresses for target in by_address.get(address, ())]
