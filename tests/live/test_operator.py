@@ -6,8 +6,12 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,7 @@ pytestmark = pytest.mark.live
 BUSY = LabVm(f"{LIVE_PREFIX}busy", GuestRole.BATCH, "192.168.122.245")
 LIMIT_PCPUS = 0.3
 MEASURED_S = 4.0
+DISK_BYTES = 16 << 20
 
 
 @pytest.fixture
@@ -162,6 +167,22 @@ def test_the_doctor_beside_running_vms(before: dict[str, str], service: Service)
     assert checksums(service.folder) == journal
     service.cli("release")
     assert held(CACHE, BATCH, STRANGER) == before
+
+
+def test_the_doctor_names_the_disks_that_libvirt_counts(lab: LabHost) -> None:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix=LIVE_PREFIX) as image:
+        os.truncate(image.name, DISK_BYTES)
+        Path(image.name).chmod(0o666)  # QEMU runs as a user of its own
+        stored = replace(BUSY, name=f"{LIVE_PREFIX}stored", disk=Path(image.name))
+        try:
+            lab.start(stored)
+            command = [sys.executable, "-m", "manager.cli", "doctor", "--quick", "--json"]
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        finally:
+            lab.destroy_all(stored.name)
+    [finding] = [one for one in json.loads(answer.stdout)["findings"] if one["id"] == "virtual-disks"]
+    assert finding["status"] == "works", finding
+    assert f"{stored.name} (vda)" in finding["detail"]
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="needs a pCPU beside the critical VM's")

@@ -207,7 +207,7 @@ def test_a_minute_from_a_fresh_host_to_a_watched_sla(served: socket.socket, serv
     until(lambda: client.get(f"/hosts/{HOST}"), "the agent to report")
     until(is_seen, "the service to be seen", MINUTE_S)
     seen_s = time.monotonic() - began_s
-    print(service.cli("watch", f"{vm.name}:{port}"))
+    print(service.cli("watch", vm.name, "--tap", f"{port}"))
     [application] = client.items("/applications")
     until(lambda: client.get(f"/applications/{application['name']}")["window"], "the SLA to be judged", MINUTE_S)
     print(f"seen after {seen_s:.1f} s, an SLA judged after {time.monotonic() - began_s:.1f} s")
