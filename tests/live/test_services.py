@@ -159,9 +159,13 @@ def test_the_command_shows_what_serves(served: socket.socket) -> None:
     assert "no running domain with a network interface: nobody" in refused.stderr
 
 
-def test_an_sla_is_watched_without_anything_in_the_guest(served: socket.socket, service: Service) -> None:
+@pytest.mark.parametrize("interval_s", ["0.2", "0.05"])
+def test_an_sla_is_watched_without_anything_in_the_guest(
+    served: socket.socket, service: Service, interval_s: str
+) -> None:
     """A source of type `tap`: as many response times as there were answers, in windows of the application."""
     del served
+    service.extra = {"EQUIPOISE_INTERVAL_S": interval_s}
     vm, port, options, rate_rps, _ = SERVICES[0]
     service.run()
     client = service.client
