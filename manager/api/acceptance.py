@@ -12,9 +12,8 @@ from pydantic_core import from_json
 
 from manager.api.validation import FieldError, field_error, refusal, shown
 from manager.model.fields import json_of, timestamp
-from manager.model.window import Window
 from manager.protocol.assignment import RefusedItem
-from manager.protocol.report import ReportIn
+from manager.protocol.report import NO_BUCKETS, ReportedWindow, ReportIn
 from manager.protocol.sparing import read_sparing
 from manager.store.windows import MAX_COUNT
 
@@ -94,7 +93,9 @@ def _once(field: str, name_of: Callable[[Any], str]) -> Judge:
     return judge
 
 
-def _possible(window: Window, latest: datetime) -> tuple[str, str] | None:
+def _possible(window: ReportedWindow, latest: datetime) -> tuple[str, str] | None:
+    if window.histogram is NO_BUCKETS:
+        return "buckets", "is required, or `packed` in its place"
     start, end = timestamp(window.start_s), timestamp(window.end_s)
     if end > latest:
         return "end", f"{shown(end)} is refused; allowed: at most {latest}, by the clocks of host and manager"

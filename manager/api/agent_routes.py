@@ -143,6 +143,7 @@ class _Reports:
         if live is None:
             prove(context)
         stored, revision, refused_vms = (*live, ()) if live is not None else self._take_all(host, accepted, now)
+        stored.packed = True
         _count(self._metrics, accepted, stored, refused_vms)
         return _to_agent(answer(stored), context, revision)
 

@@ -16,7 +16,7 @@ from manager.model.fields import adapter_of, as_text
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.window import Window
 from manager.protocol.assignment import RefusedItem
-from manager.protocol.report import ReportIn
+from manager.protocol.report import ReportIn, reported_window
 
 Answer = TypeVar("Answer")
 
@@ -65,14 +65,15 @@ class Piece:
         return Rejected(_KINDS.get(self.field, self.field), why, self.fields)
 
 
-def report_of(pieces: Iterable[Piece], agent_version: str, **flags: bool) -> ReportIn:
-    """The report that holds the pieces."""
+def report_of(pieces: Iterable[Piece], agent_version: str, *, packed: bool = False, **flags: bool) -> ReportIn:
+    """The report that holds the pieces; ``packed``: with histograms as bytes."""
     fields: dict[str, Any] = {**flags, **{name: [] for name in _KINDS}}
     for piece in pieces:
         if piece.field in _KINDS:
             fields[piece.field].append(piece.value)
         else:
             fields[piece.field] = piece.value
+    fields["windows"] = [reported_window(window, packed=packed) for window in fields["windows"]]
     return ReportIn(agent_version=agent_version, **fields)
 
 

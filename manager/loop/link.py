@@ -110,6 +110,7 @@ class ManagerLink:
         self.clock_ahead_s: float | None = None
         self.cadence: Cadence | None = None
         self.orders: tuple[MigrationOrder, ...] = ()
+        self._packs = False  # an earlier manager reads no packed windows
         self._windows_read: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
@@ -263,7 +264,8 @@ class ManagerLink:
         self, pieces: Sequence[Piece], **flags: bool
     ) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
         """One report. Raises ManagerRefused, ManagerUnavailable."""
-        body = report_of(pieces, self._version, **flags)
+        packs = self._packs
+        body = report_of(pieces, self._version, packed=packs, **flags)
         response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
         try:
             answer = response.json()
@@ -271,6 +273,9 @@ class ManagerLink:
             stored = ReportOut.model_validate(answer, extra="ignore")
         except (ValueError, TypeError, AttributeError) as error:
             raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
+        self._packs = stored.packed
+        if packs and not stored.packed:  # an earlier manager took its place: what it did not read comes again
+            return self._post(pieces, **flags)
         return (response, slots, stored), stored.refused
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:

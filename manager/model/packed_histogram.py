@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
+from typing import Any
 
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
 
@@ -25,7 +26,9 @@ _HEAD = struct.Struct(">BHH")
 _RAW = -zlib.MAX_WBITS
 _MOST_BUCKETS = LAST_BUCKET - FIRST_BUCKET + 1
 _LONGEST = 9  # bytes of an integer: sums of counts have at most 63 bits
-_MOST_BYTES = 2 * _MOST_BUCKETS * _LONGEST
+_MOST_BODY = 2 * _MOST_BUCKETS * _LONGEST
+MOST_BYTES = _HEAD.size + _MOST_BODY
+"""No packed histogram is longer."""
 _LEVEL = 6
 _SMALL_BYTES = 16  # what DEFLATE cannot make shorter
 _WINDOW, _MEMORY = -9, 4  # of DEFLATE: so short a text needs no more, and clearing that takes most of the time
@@ -33,6 +36,8 @@ _WINDOW, _MEMORY = -9, 4  # of DEFLATE: so short a text needs no more, and clear
 
 def pack(histogram: Histogram) -> bytes:
     """A histogram as bytes; ``unpack`` is the inverse. Raises ValueError for counts below 0 or from 2^63 on."""
+    if isinstance(histogram, UnreadHistogram):
+        return histogram.packed
     plain = pack_plain(histogram)
     if len(plain) <= _HEAD.size + _SMALL_BYTES:
         return plain
@@ -59,6 +64,46 @@ def unpack(packed: bytes) -> Histogram:
     if not FIRST_BUCKET <= first <= numbers[-1] <= LAST_BUCKET or 0 in distances:
         raise ValueError(f"not a packed histogram: buckets {first} to {numbers[-1]}")
     return Histogram(dict(zip(numbers, counts, strict=True)))
+
+
+class UnreadHistogram(Histogram):
+    """A histogram as the bytes that ``pack`` makes, whose buckets are read when they are asked for."""
+
+    __slots__ = ("_count", "packed")
+
+    packed: bytes
+    _count: int
+
+    def __init__(self, packed: bytes) -> None:
+        """Raises ValueError for bytes that ``pack`` does not make."""
+        count = 0
+        if packed:
+            first, distances, counts = parts(packed)
+            last = first + sum(distances)
+            if not FIRST_BUCKET <= first <= last <= LAST_BUCKET or 0 in distances:
+                raise ValueError(f"not a packed histogram: buckets {first} to {last}")
+            count = sum(counts)
+        object.__setattr__(self, "packed", packed)
+        object.__setattr__(self, "_count", count)
+
+    @property
+    def buckets(self) -> Mapping[int, int]:
+        """Counts per bucket number."""
+        return unpack(self.packed).buckets
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return self._count
+
+    def __eq__(self, other: object) -> bool:
+        return self.buckets == other.buckets if isinstance(other, Histogram) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.packed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnreadHistogram, (self.packed,)
 
 
 def parts(packed: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
@@ -91,7 +136,7 @@ def _compressed(plain: bytes) -> bytes:
 
 def _decompressed(body: bytes) -> bytes:
     decompressor = zlib.decompressobj(_RAW)
-    plain = decompressor.decompress(body, _MOST_BYTES)
+    plain = decompressor.decompress(body, _MOST_BODY)
     if not decompressor.eof or decompressor.unused_data:
         raise ValueError("not a packed histogram: it is cut off, or goes on")
     return plain

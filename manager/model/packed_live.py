@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
+from manager.model.packed_windows import PackedWindow, pack_as_given, unpack_windows
 
 _COUNT = struct.Struct(">H")
 
@@ -18,7 +18,7 @@ _COUNT = struct.Struct(">H")
 def pack_live(windows: Sequence[tuple[int, PackedWindow]]) -> bytes:
     """Windows with the row numbers of their applications, at most 65,535; ``unpack_live`` is the inverse."""
     numbers = struct.pack(f">{len(windows)}Q", *(number for number, _ in windows))
-    return _COUNT.pack(len(windows)) + numbers + pack_windows([window for _, window in windows])
+    return _COUNT.pack(len(windows)) + numbers + pack_as_given([window for _, window in windows])
 
 
 def unpack_live(packed: bytes) -> list[tuple[int, PackedWindow]]:

@@ -44,6 +44,10 @@ def _buckets(histogram: Histogram) -> Mapping[int, int]:
     return histogram.buckets
 
 
+BUCKETS = written_as(Buckets, Histogram, _buckets, core_schema.dict_schema())
+"""How a histogram is exchanged."""
+
+
 @dataclass(frozen=True)
 class _OfApplication:
     __slots__ = ()  # the window has them
@@ -61,9 +65,7 @@ class AssignedWindow:
 
     start_s: Annotated[EpochS, Field(alias="start")]
     end_s: Annotated[EpochS, Field(alias="end")]
-    histogram: Annotated[
-        Histogram, written_as(Buckets, Histogram, _buckets, core_schema.dict_schema()), Field(alias="buckets")
-    ]
+    histogram: Annotated[Histogram, BUCKETS, Field(alias="buckets")]
     requests: Annotated[Annotated[float, Field(ge=0, le=1e15)] | None, Field(description="null: unknown")] = None
     ready: Ready | None = None
     __pydantic_config__: ClassVar = WIRE

@@ -100,6 +100,7 @@ class ReportOut(Schema):
         description="VMs of this host to be migrated, the oldest order first; absent: none, or not known now",
     )
     cadence: Cadence | None = Field(default=None, description="null: all in each interval, as earlier agents do")
+    packed: bool = Field(default=False, description="whether windows may come with `packed` in place of `buckets`")
     refused: list[RefusedItem] = Field(
         default_factory=list,
         description="what was left out because it cannot be accepted; agents of protocol 0 do not get it",

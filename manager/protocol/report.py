@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from binascii import a2b_base64, b2a_base64
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
 from manager.model.decision import MOST_AGE_S, MOST_FALL
 from manager.model.energy import HostPower
 from manager.model.fields import (
+    WIRE,
     Count,
     DomainName,
     Moment,
@@ -17,19 +20,23 @@ from manager.model.fields import (
     Share,
     Text,
     Uuid,
+    fields_of,
+    written_as,
 )
 from manager.model.finding import Findings
+from manager.model.histogram import Histogram
 from manager.model.host import Capabilities
 from manager.model.job import BatchVm
 from manager.model.knobs import Knob
 from manager.model.migration import MigrationReport
+from manager.model.packed_histogram import MOST_BYTES, UnreadHistogram, pack
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse
 from manager.model.source import SourceStatus
 from manager.model.traffic import HostServices
 from manager.model.warp import Mechanism
-from manager.model.window import Window
+from manager.model.window import BUCKETS, Window
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
 
@@ -293,6 +300,64 @@ class TickStatus(Schema):
     )
 
 
+_PackedText = Annotated[
+    str,
+    Field(
+        max_length=-(-MOST_BYTES // 3) * 4,
+        pattern="^[A-Za-z0-9+/]*={0,2}$",
+        description="base64 of a histogram as the manager stores it",
+    ),
+]
+
+
+def _read_packed(text: str) -> UnreadHistogram:
+    return UnreadHistogram(a2b_base64(text, strict_mode=True))
+
+
+def _write_packed(histogram: UnreadHistogram) -> str:
+    return b2a_base64(histogram.packed, newline=False).decode()
+
+
+def _is_unread(histogram: Histogram) -> bool:
+    return isinstance(histogram, UnreadHistogram)
+
+
+def _is_absent(value: object) -> bool:
+    return value is None
+
+
+NO_BUCKETS = Histogram()
+"""The histogram of a window that came with none."""
+
+
+def _no_buckets() -> Histogram:
+    return NO_BUCKETS
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedWindow(Window):
+    """A window with ``buckets`` or with ``packed``, which counts where there are both."""
+
+    histogram: Annotated[Histogram, Field(alias="buckets", exclude_if=_is_unread), BUCKETS] = field(
+        default_factory=_no_buckets  # not as a default, of which each window would get a copy
+    )
+    packed: Annotated[
+        Annotated[UnreadHistogram, written_as(_PackedText, _read_packed, _write_packed)] | None,
+        Field(exclude_if=_is_absent, description="in place of `buckets`: smaller, and cheaper to store"),
+    ] = None
+    __pydantic_config__: ClassVar[Any] = WIRE
+
+    def __post_init__(self) -> None:
+        if self.packed is not None:
+            object.__setattr__(self, "histogram", self.packed)
+
+
+def reported_window(window: Window, *, packed: bool) -> ReportedWindow:
+    """A window as it is reported, with its histogram as bytes or as counts."""
+    histogram = UnreadHistogram(pack(window.histogram)) if packed else None
+    return ReportedWindow(**fields_of(Window, window), packed=histogram)
+
+
 class ReportIn(Schema):
     """What an agent tells the manager; repeating it stores nothing twice."""
 
@@ -314,7 +379,7 @@ class ReportIn(Schema):
     )
     findings: Findings | None = Field(default=None, description="null: not looked again since last time")
     services: HostServices | None = Field(default=None, description="null: unchanged, or reported a moment ago")
-    windows: list[Window] = Field(
+    windows: list[ReportedWindow] = Field(
         default_factory=list, max_length=1000, description="each replaces what was reported of its slot before"
     )
     ticks: list[TickRecord] = Field(default_factory=list, max_length=500)

@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from manager.control.tenure_rules import Who
-from manager.model.packed_histogram import pack_plain
+from manager.model.packed_histogram import pack
 from manager.model.packed_live import pack_live, unpack_live
 from manager.model.packed_records import microseconds
 from manager.model.packed_windows import PackedWindow
@@ -179,4 +179,4 @@ def _packed(slot: datetime, window: Window) -> PackedWindow:
     ready = None
     if window.ready is not None:
         ready = {"percentile": window.ready.percentile, "percentile_ms": window.ready.percentile_ms}
-    return PackedWindow(slot_us, "", start_us, end_us, window.requests, ready, pack_plain(window.histogram))
+    return PackedWindow(slot_us, "", start_us, end_us, window.requests, ready, pack(window.histogram))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from manager.api.schemas.registration_shapes import HostOut
 from manager.model.costs import STUDY_COSTS
 from manager.model.fields import adapter_of
+from manager.model.histogram import Histogram
+from manager.model.packed_histogram import pack
 from manager.protocol.assignment import AssignmentOut
 from tests.api.conftest import (
     CAPABILITIES,
@@ -33,6 +36,16 @@ from tests.api.conftest import (
 )
 
 
+def without(item: dict[str, Any], name: str) -> dict[str, Any]:
+    return {field: value for field, value in item.items() if field != name}
+
+
+def in_packed(item: dict[str, Any]) -> dict[str, Any]:
+    """The same window with its histogram as bytes."""
+    histogram = Histogram({int(bucket): count for bucket, count in item["buckets"].items()})
+    return without(item, "buckets") | {"packed": b64encode(pack(histogram)).decode()}
+
+
 def test_the_first_report_registers_its_host(api: Api) -> None:
     assert api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()), role="host") == {
         "stored_decisions": 0,
@@ -42,6 +55,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "vms_missing": False,
         "slots": None,
         "cadence": None,
+        "packed": True,
         "refused": [],
     }
     host = api.ok("GET", f"/hosts/{HOST}")
@@ -139,6 +153,15 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ({"tick": tick(number=2**53 + 1)}, "tick.number", ["9007199254740992"]),
         ({"windows": [window(), window(start=moment(1))]}, "windows[1].start", ["at most the end"]),
         ({"windows": [window(buckets={"500": 2**53, "501": 1})]}, "windows[0].buckets", [str(2**53 + 1), "in all"]),
+        ({"windows": [window(packed="A!")]}, "windows[0].packed", ['"A!"', "allowed: base64 of a histogram"]),
+        ({"windows": [window(packed="AQ==")]}, "windows[0].packed", ['"AQ=="', "not a packed histogram"]),
+        ({"windows": [without(window(), "buckets")]}, "windows[0].buckets", ["is required", "`packed`"]),
+        ({"windows": [without(window(), "buckets") | {"packed": None}]}, "windows[0].buckets", ["is required"]),
+        (
+            {"windows": [in_packed(window(buckets={"500": 2**53, "501": 1}))]},
+            "windows[0].buckets",
+            [str(2**53 + 1), "in all"],
+        ),
         (
             {"windows": [window(ready={"percentile": 95, "percentile_ms": -1})]},
             "windows[0].ready.percentile_ms",
@@ -349,3 +372,21 @@ def test_records_are_filtered(api: Api) -> None:
 )
 def test_a_bad_query_is_refused(shop: Api, path: str, field: str) -> None:
     assert shop.refused(422, "GET", path)["field"] == field
+
+
+def test_a_window_that_comes_packed_is_the_same_as_one_in_buckets(api: Api) -> None:
+    api.ok("PUT", "/vms/web", {"class": "critical", "host": HOST})
+    sla = {"response_time_ms": 10}
+    api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web"]}], "sla": sla})
+    sent = window(buckets={"480": 3, "500": 200, "501": 1})
+
+    def read(**fields: Any) -> tuple[int, Any]:
+        answer = api.ok("POST", f"/hosts/{HOST}/report", report(**fields), role="host")
+        return answer["stored_windows"], api.ok("GET", "/applications/shop/windows?buckets=true")["items"]
+
+    plain = read(windows=[sent])
+    assert (plain[0], plain[1][0]["buckets"]) == (1, sent["buckets"])
+    assert read(windows=[in_packed(sent)]) == plain
+    fuller = sent | {"buckets": {"480": 3, "500": 201, "501": 1}}
+    assert read(windows=[in_packed(fuller)])[1][0]["buckets"] == fuller["buckets"]
+    assert read(windows=[in_packed(sent) | {"buckets": {"500": 1000}}])[1][0]["buckets"] == fuller["buckets"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +23,7 @@ from manager.model.registration import (
 )
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Window
-from manager.protocol.report import ReportIn, TickStatus
+from manager.protocol.report import ReportIn, TickStatus, reported_window
 from tests.fakes.manager import (
     ASSIGNMENT,
     END_S,
@@ -222,7 +224,8 @@ def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, re
     )
     link.send(replace(report, windows=(replace(WINDOW, end_s=END_S + 1),), sources=(status,)))
     [body] = manager.reports
-    assert body.windows == [WINDOW, replace(WINDOW, end_s=END_S + 1)]
+    sent_windows = WINDOW, replace(WINDOW, end_s=END_S + 1)
+    assert body.windows == [reported_window(window, packed=False) for window in sent_windows]
     [sent_tick], [source] = body.ticks, body.sources
     assert (sent_tick.time_s, sent_tick.policy, sent_tick.vms[0].weight) == (END_S, "fair", None)
     assert (source.source, source.kind, source.state, source.last_sample_s, source.detail) == (
@@ -245,3 +248,32 @@ def test_a_long_outage_is_reported_in_parts_that_the_manager_takes(manager, link
     assert max(len(request.content) for request in manager.requests) < 4_000_000
     assert sum(len(body.ticks) for body in manager.reports) == 200
     assert sum(len(body.windows) for body in manager.reports) == 700
+
+
+def test_histograms_are_packed_for_a_manager_that_reads_them_so(manager, link, outbox, report) -> None:
+    waiting = Window("shop", END_S - 5, END_S, Histogram({500: 3, 600: 1}), 4.0)
+    open_slot = replace(waiting, start_s=END_S, end_s=END_S + 1)
+    told = replace(report, windows=(open_slot,))
+
+    def reads_packed(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=stored(request).json() | {"packed": True})
+
+    def windows() -> list[dict[str, Any]]:
+        return json.loads(manager.requests[-1].content)["windows"]
+
+    manager.will(reads_packed)
+    link.send(told)
+    assert [sorted(window.keys() & {"buckets", "packed"}) for window in windows()] == [["buckets"]], "it is not known"
+    outbox.put([waiting])
+    link.send(told)
+    assert [sorted(window.keys() & {"buckets", "packed"}) for window in windows()] == [["packed"]] * 2
+    assert [window.histogram for window in manager.reports[-1].windows] == [waiting.histogram] * 2
+    outbox.put([waiting])
+    asked = len(manager.requests)
+    manager.will(stored)  # an earlier manager, which reads no window in these
+    link.send(told)
+    assert [window["buckets"] for window in windows()] == [{"500": 3, "600": 1}] * 2
+    link.send(told)
+    assert len(manager.requests) - asked == 3
+    assert [window["buckets"] for window in windows()] == [{"500": 3, "600": 1}]
+    assert link.take_rejected() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
-from manager.model.packed_histogram import pack, unpack
+from manager.model.packed_histogram import UnreadHistogram, pack, pack_plain, unpack
 
 counts = st.integers(0, 200) | st.integers(0, 2**53) | st.sampled_from([127, 128, 2**14, 2**63 - 1])
 histograms = st.dictionaries(st.integers(FIRST_BUCKET, LAST_BUCKET), counts, max_size=200).map(Histogram)
@@ -26,6 +27,26 @@ def test_a_packed_histogram_is_read_back(histogram: Histogram) -> None:
 def test_equal_histograms_are_packed_alike(histogram: Histogram) -> None:
     backwards = Histogram(dict(sorted(histogram.buckets.items(), reverse=True)))
     assert pack(backwards) == pack(histogram)
+
+
+@given(histograms)
+def test_an_unread_histogram_is_the_one_that_was_packed(histogram: Histogram) -> None:
+    unread = UnreadHistogram(pack(histogram))
+    assert (unread == histogram, histogram == unread) == (True, True)
+    assert (unread.count, pack(unread), pack_plain(unread)) == (histogram.count, pack(histogram), pack_plain(histogram))
+    assert unread != Histogram({**histogram.buckets, FIRST_BUCKET: histogram.buckets.get(FIRST_BUCKET, 0) + 1})
+    assert pickle.loads(pickle.dumps(unread)) == histogram
+
+
+@given(st.binary(max_size=300))
+def test_an_unread_histogram_can_always_be_read(content: bytes) -> None:
+    try:
+        unread = UnreadHistogram(content)
+    except ValueError:
+        with pytest.raises(ValueError, match="histogram"):
+            unpack(content)
+        return
+    assert unread.count == unpack(content).count
 
 
 @given(st.binary(max_size=300))
