@@ -29,9 +29,17 @@ def counted(database: Database) -> Iterator[Counted]:
         count.statements += 1
         count.rows += max(cursor.rowcount, 0)
 
-    engine = database._engine
+    def changed(*given: Any) -> int:
+        count.statements += 1
+        rows = by_driver(*given)
+        count.rows += rows
+        return rows
+
+    engine, by_driver = database._engine, database._change_by_driver
     event.listen(engine, "after_cursor_execute", executed)
+    database._change_by_driver = changed  # type: ignore[method-assign] # SQLAlchemy has no part in these
     try:
         yield count
     finally:
         event.remove(engine, "after_cursor_execute", executed)
+        del database._change_by_driver

@@ -17,7 +17,7 @@ from werkzeug.http import parse_etags
 
 from manager.api.acceptance import Accepted, read_report
 from manager.api.assignments import Assignments, ReportingHost
-from manager.api.auth import REPORT_OF_HOST, VIEWER_OR_OWN_HOST, prove, proving
+from manager.api.auth import REPORT_OF_HOST, VIEWER_OR_OWN_HOST, prove_within, proving
 from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer, json_body
@@ -140,8 +140,6 @@ class _Reports:
         context, now = self._context, self._context.now()
         accepted = read_report(host, content, _latest(context, host))
         live = self._live.take(host, accepted, _who(), _has_taps(), _clock_ahead_s(), now, g.unproven)
-        if live is None:
-            prove(context)
         stored, revision, refused_vms = (*live, ()) if live is not None else self._take_all(host, accepted, now)
         stored.packed = True
         _count(self._metrics, accepted, stored, refused_vms)
@@ -153,6 +151,7 @@ class _Reports:
         """Store a report of any kind; the answer, the revision of the assignment in it, and VMs of other hosts."""
         context, database, assignments = self._context, self._context.database, self._assignments
         with database.writing() as session:
+            prove_within(session, context)
             host = reporting_host(session, HostSpec(name), now)
             rival = note_agent(session, host, _who(), now, context.silent)
             taken = None if rival else _take(session, context, assignments, host, accepted.body, now)

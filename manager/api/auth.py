@@ -17,7 +17,7 @@ import hmac
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from flask import Flask, Request, Response, g, request
 from sqlalchemy.orm import Session
@@ -31,7 +31,7 @@ from manager.store import audit
 from manager.store.models import Json
 from manager.store.registrations import Row
 from manager.store.sessions import SignedIn, find_session
-from manager.store.tokens import Principal, PrincipalKind, Role, authenticate_hash, hash_secret
+from manager.store.tokens import Principal, PrincipalKind, Role, authenticate_hash, hash_secret, is_valid
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -179,8 +179,19 @@ def prove(context: ManagerContext) -> None:
     """Make sure that the token of the request is still valid. Raises Unauthorized, TooManyRequests if it is not."""
     secret_hash, g.unproven = g.unproven, None
     if secret_hash is not None and authenticate_hash(context.database, secret_hash, context.now()) is None:
-        _count(context, "address", request.remote_addr or "")
-        raise _unauthorized(_INVALID)
+        _refuse_token(context)
+
+
+def prove_within(session: Session, context: ManagerContext) -> None:
+    """The same as ``prove`` within a transaction, before anything else is done in it. Raises as ``prove``."""
+    secret_hash, g.unproven = g.unproven, None
+    if secret_hash is not None and not is_valid(session, secret_hash, context.now()):
+        _refuse_token(context)
+
+
+def _refuse_token(context: ManagerContext) -> NoReturn:
+    _count(context, "address", request.remote_addr or "")
+    raise _unauthorized(_INVALID)
 
 
 def refuse_forgery(csrf_token: str) -> None:

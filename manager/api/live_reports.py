@@ -72,9 +72,8 @@ class LiveReports:
             measured,
             frozenset(settled.numbers.values()) - measured,
         )
-        with context.database.changing() as connection:
-            if not store_live(connection, report, now, now - POSTED_LATELY, token):
-                return None
+        if not store_live(context.database, report, now, now - POSTED_LATELY, token):
+            return None
         answer = ReportOut(
             stored_decisions=0,
             stored_events=0,

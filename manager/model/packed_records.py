@@ -31,7 +31,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 _FORMAT, _COLUMNS = b"\x01", b"\x02"
 _RAW = -zlib.MAX_WBITS
@@ -90,7 +90,7 @@ def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
     times = {"at_us": [tick.at_us for tick in ticks], "claimed_us": [tick.claimed_us for tick in ticks]}
     bodies = [from_json(tick.body) for tick in ticks]
     if not all(map(_has_vms, bodies)):
-        return _FORMAT + _compressed("\n".join([_json(times), *(tick.body for tick in ticks)]))
+        return _FORMAT + _compressed("\n".join([_json(times), *(tick.body for tick in ticks)]).encode())
     vms = [vm for body in bodies for vm in body.get("vms", ())]
     names = dict.fromkeys(name for vm in vms for name in vm)
     columns = {name: [place for place, vm in enumerate(vms) if name in vm] for name in names}
@@ -103,7 +103,7 @@ def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
             for name, places in columns.items()
         },
     }
-    return _COLUMNS + _compressed(_json(parts))
+    return _COLUMNS + _compressed(to_json(parts))
 
 
 def unpack_ticks(packed: bytes) -> list[PackedTick]:
@@ -129,7 +129,7 @@ def pack_decisions(decisions: Sequence[PackedDecision]) -> bytes:
     """Decisions, at most 65,535, as bytes; ``unpack_decisions`` is the inverse."""
     columns: dict[str, list[Any]] = {name: [getattr(decision, name) for decision in decisions] for name in _FIELDS}
     if not all(map(_is_usual, columns["record_id"])):
-        return _FORMAT + _NUMBER.pack(0) + _compressed(_json(columns))
+        return _FORMAT + _NUMBER.pack(0) + _compressed(to_json(columns))
     runs: list[list[Any]] = []
     following = -1
     for number in (uuid.UUID(record_id).int for record_id in columns["record_id"]):
@@ -137,7 +137,7 @@ def pack_decisions(decisions: Sequence[PackedDecision]) -> bytes:
             runs.append([f"{number:x}", 0])
         runs[-1][1] += 1
         following = number + 1
-    return _COLUMNS + _compressed(_json(columns | {"record_id": runs}))
+    return _COLUMNS + _compressed(to_json(columns | {"record_id": runs}))
 
 
 def unpack_decisions(packed: bytes) -> list[PackedDecision]:
@@ -220,9 +220,9 @@ def _columns(text: str, names: Sequence[str]) -> list[list[Any]]:
     return lists
 
 
-def _compressed(text: str) -> bytes:
+def _compressed(text: bytes) -> bytes:
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
-    return compressor.compress(text.encode()) + compressor.flush()
+    return compressor.compress(text) + compressor.flush()
 
 
 def _text(packed: bytes) -> tuple[bytes, str]:

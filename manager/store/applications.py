@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from functools import cache
 
-from sqlalchemy import Integer, Select, bindparam, delete, or_, select
+from sqlalchemy import Select, delete, or_, select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest
@@ -15,6 +15,7 @@ from manager.model.registration import Application, Sla, Tier
 from manager.model.source import SOURCES
 from manager.store.models import ApplicationRow, PastApplicationRow, TierRow, TierVmRow, VmRow
 from manager.store.registrations import Precondition, find, get, not_found, replace, touch
+from manager.store.row_writes import among, has_arrays
 from manager.store.source_rows import sources_of
 from manager.store.vms import may_run_on
 
@@ -163,11 +164,10 @@ def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRo
 
 def keep_applications(session: Session, numbers: Collection[int]) -> dict[str, int]:
     """Row numbers by name of those applications that still are there, and stay until the transaction's end."""
-    return {row.name: row.id for row in session.execute(_locked(), {"numbers": sorted(numbers)})}
+    return {row.name: row.id for row in session.execute(_locked(has_arrays(session)), {"numbers": sorted(numbers)})}
 
 
 @cache
-def _locked() -> Select[str, int]:
-    numbers = bindparam("numbers", expanding=True, type_=Integer())
-    query = select(ApplicationRow.name, ApplicationRow.id).where(ApplicationRow.id.in_(numbers))
+def _locked(arrays: bool) -> Select[str, int]:
+    query = select(ApplicationRow.name, ApplicationRow.id).where(among(ApplicationRow.id, "numbers", arrays))
     return query.order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)

@@ -12,15 +12,11 @@ from datetime import datetime
 from functools import cache
 
 from sqlalchemy import (
-    ARRAY,
     JSON,
     Boolean,
     ColumnElement,
-    Connection,
-    Integer,
     String,
     Update,
-    any_,
     bindparam,
     cast,
     exists,
@@ -39,8 +35,10 @@ from manager.model.packed_records import microseconds
 from manager.model.packed_windows import PackedWindow
 from manager.model.window import Window
 from manager.store.access_models import TokenRow
+from manager.store.database import Database
 from manager.store.host_models import RevisionRow
 from manager.store.models import HostRow, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
+from manager.store.row_writes import among
 from manager.store.watched_hosts import WATCHED_FOR
 from manager.store.window_packs import StoredWindow, unpacked
 
@@ -65,7 +63,7 @@ class LiveReport:
 
 
 def store_live(
-    connection: Connection, report: LiveReport, now: datetime, since: datetime, token: str | None = None
+    database: Database, report: LiveReport, now: datetime, since: datetime, token: str | None = None
 ) -> bool:
     """Store a live report by one statement. False: nothing was stored, because there is more to do than that.
 
@@ -73,7 +71,7 @@ def store_live(
 
     So it is where the token is not, where the host is new, watched, served by another agent, or its clock is off; where
     anything was registered after the revision; and where others measured a ``measured`` application from ``since`` on,
-    or another one at all.
+    or another one at all. Times are in UTC. Raises DatabaseUnavailable; then nothing was stored.
     """
     who = report.agent
     given = {
@@ -94,8 +92,7 @@ def store_live(
         "any_token": token is None,
         "token": token or "",
     }
-    result = connection.execute(_statement(connection.dialect.name == "postgresql"), given)
-    return bool(result.rowcount)
+    return bool(database.change(_statement(database.file is None), given))
 
 
 @cache
@@ -138,13 +135,8 @@ def _statement(arrays: bool) -> Update:
 
 def _by_others(numbers: str, arrays: bool) -> ColumnElement[bool]:
     """Whether another origin than the host measured one of the applications with these numbers."""
-    host, number = bindparam("host", type_=String()), WindowRow.application_id
-    among = (
-        number == any_(bindparam(numbers, type_=ARRAY(Integer)))
-        if arrays
-        else number.in_(bindparam(numbers, expanding=True, type_=Integer()))
-    )
-    return among & or_(WindowRow.origin < host, WindowRow.origin > host)
+    host, of_these = bindparam("host", type_=String()), among(WindowRow.application_id, numbers, arrays)
+    return of_these & or_(WindowRow.origin < host, WindowRow.origin > host)
 
 
 def packed_for_row(windows: Iterable[tuple[int, datetime, Window]]) -> bytes | None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import cache
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Select, String, bindparam, select
 from sqlalchemy.orm import Session
 
 from manager.model.packed_records import moment_of
 from manager.store.event_records import END
+from manager.store.models import UtcDateTime
 from manager.store.pack_models import PackRow
 from manager.store.row_pages import newest_rows
 
@@ -50,8 +52,14 @@ def number_of(row: int, place: int) -> int:
 def bodies_around(session: Session, table: type[PackRow], host: str, times: Sequence[PackTimes]) -> Sequence[bytes]:
     """The bodies of a host's rows that may hold what is reported now."""
     first, last = (moment_of(end(time.claimed_us for time in times)) for end in (min, max))
+    return session.scalars(_around(table), {"host": host, "first": first, "last": last}).all()
+
+
+@cache
+def _around(table: type[PackRow]) -> Select[bytes]:
+    first, last = bindparam("first", type_=UtcDateTime()), bindparam("last", type_=UtcDateTime())
     within = table.claimed_until >= first, table.claimed_from <= last
-    return session.scalars(select(table.body).where(table.host == host, *within)).all()
+    return select(table.body).where(table.host == bindparam("host", type_=String()), *within)
 
 
 def within_minutes(items: Iterable[Item], at_us: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, Table, bindparam, column, func, inspect, select
+from sqlalchemy import ARRAY, ColumnElement, Connection, Table, any_, bindparam, column, func, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.store.models import Base
 
@@ -36,9 +36,9 @@ def upsert(
     No two of the rows have the same keys. A row that does not meet the condition ``where`` is locked all the same.
     """
     if rows:
-        arrays = _has_arrays(session)
+        arrays = has_arrays(session)
         statement = _upsert(arrays, table, tuple(rows[0]), tuple(keys), where)
-        session.execute(statement, _parameters(table, rows, arrays))
+        _connection(session).execute(statement, _parameters(table, rows, arrays))
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]], *keys: str) -> int:
@@ -48,9 +48,9 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, 
     """
     if not rows:
         return 0
-    arrays = _has_arrays(session)
+    arrays = has_arrays(session)
     statement = _insert_new(arrays, table, tuple(rows[0]), keys)
-    return len(session.execute(statement, _parameters(table, rows, arrays)).all())
+    return len(_connection(session).execute(statement, _parameters(table, rows, arrays)).all())
 
 
 @lru_cache(_REMEMBERED)
@@ -90,5 +90,27 @@ def _parameters(table: type[Base], rows: Sequence[Mapping[str, Any]], arrays: bo
     return [{key: row[name] for name, key in keys.items()} for row in rows]
 
 
-def _has_arrays(session: Session) -> bool:
+def _connection(session: Session) -> Connection:
+    """That of a session, which goes without the session's own work for a statement: there is no object to be made of.
+
+    New objects of it are written before, as rows may refer to theirs.
+    """
+    if session.new:
+        session.flush()
+    return session.connection()
+
+
+def among(numbers: ColumnElement[Any] | InstrumentedAttribute[Any], name: str, arrays: bool) -> ColumnElement[bool]:
+    """Whether a column is one of the values of a parameter: a list, for a statement that is built once.
+
+    With ``arrays``, which PostgreSQL has, its text is the same for any number of them.
+    """
+    kind = numbers.type
+    if arrays:
+        return numbers == any_(bindparam(name, type_=ARRAY(kind)))
+    return numbers.in_(bindparam(name, expanding=True, type_=kind))
+
+
+def has_arrays(session: Session) -> bool:
+    """Whether the database takes lists as values."""
     return session.get_bind().dialect.name == "postgresql"

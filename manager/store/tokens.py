@@ -20,7 +20,7 @@ from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest
 from manager.model.fields import NAME_MAX
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
-from manager.store.models import Json
+from manager.store.models import Json, UtcDateTime
 from manager.store.registrations import delete, find, page, refuse_bad_host, refuse_bad_name
 
 _SECRET_BYTES = 32
@@ -164,6 +164,17 @@ def authenticate_hash(database: Database, secret_hash: str, now: datetime) -> Pr
             if used is not None:
                 used.last_used_at = now
     return Principal(row.name, Role(row.role), row.host, application=row.application)
+
+
+def is_valid(session: Session, secret_hash: str, now: datetime) -> bool:
+    """Whether a token whose secret has this hash lasts ``now``."""
+    return session.scalar(_valid(), {"secret_hash": secret_hash, "now": now}) is not None
+
+
+@cache
+def _valid() -> Select[int]:
+    lasts = TokenRow.expires_at.is_(None) | (TokenRow.expires_at > bindparam("now", type_=UtcDateTime()))
+    return select(TokenRow.id).where(TokenRow.secret_hash == bindparam("secret_hash", type_=String()), lasts)
 
 
 class KnownTokens:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Integer, Select, String, bindparam, case, delete, or_, select
+from sqlalchemy import Integer, Select, bindparam, case, delete, or_, select
 from sqlalchemy.orm import Session
 
 from manager.control.claim_rules import Foul, HeldVm, RegisteredVm, claim_text, foul, is_alarm
@@ -19,6 +19,7 @@ from manager.store.event_records import store_events
 from manager.store.host_models import ClaimRow
 from manager.store.hosts import put_statuses
 from manager.store.models import HostRow, VmRow, VmStatusRow
+from manager.store.row_writes import among, has_arrays
 from manager.store.silent_hosts import host_event
 
 CLAIMED = "vm-claimed"
@@ -133,17 +134,17 @@ class _Status(NamedTuple):
 
 def _statuses(session: Session, host: HostRow, names: Collection[str]) -> list[_Status]:
     """The statuses of the VMs of a host, and of VMs of these names."""
-    rows = session.execute(_status_query(), {"here": host.id, "names": sorted(names)})
+    rows = session.execute(_status_query(has_arrays(session)), {"here": host.id, "names": sorted(names)})
     return [_Status(*row) for row in rows]
 
 
 @cache
-def _status_query() -> Select[*tuple[Any, ...]]:
-    here, names = bindparam("here", type_=Integer()), bindparam("names", expanding=True, type_=String())
+def _status_query(arrays: bool) -> Select[*tuple[Any, ...]]:
+    here = bindparam("here", type_=Integer())
     body = case((VmStatusRow.host_id != here, VmStatusRow.body))
     columns = VmStatusRow.vm, VmStatusRow.host_id, HostRow.name, HostRow.last_seen_at, body
     query = select(*columns).join(HostRow, HostRow.id == VmStatusRow.host_id)
-    return query.where(or_(VmStatusRow.host_id == here, VmStatusRow.vm.in_(names)))
+    return query.where(or_(VmStatusRow.host_id == here, among(VmStatusRow.vm, "names", arrays)))
 
 
 def held_vm(body: str) -> HeldVm:

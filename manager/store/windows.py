@@ -19,7 +19,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Integer, Row, String, bindparam, func, or_, select, union
+from sqlalchemy import ColumnElement, CompoundSelect, Row, String, bindparam, func, or_, select, union
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
@@ -29,7 +29,7 @@ from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
 from manager.store.pack_models import WindowPackRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, floor, note_windows
-from manager.store.row_writes import upsert
+from manager.store.row_writes import among, has_arrays, upsert
 from manager.store.window_packs import COLUMNS, PUSHED, SPAN, StoredWindow, at_places, joined_origins, packed, stored
 
 MAX_COUNT = 2**53
@@ -161,17 +161,17 @@ def measured_by_others(
     if not numbers:
         return {}
     found: dict[int, set[str]] = {}
-    for number, origin in session.execute(_others(), {"numbers": sorted(numbers), "host": host, "since": since}):
+    query = _others(has_arrays(session))
+    for number, origin in session.execute(query, {"numbers": sorted(numbers), "host": host, "since": since}):
         found.setdefault(number, set()).add(origin)
     return {number: frozenset(origins) for number, origins in found.items()}
 
 
 @cache
-def _others() -> CompoundSelect[int, str]:
-    numbers = bindparam("numbers", expanding=True, type_=Integer())
+def _others(arrays: bool) -> CompoundSelect[int, str]:
     host, since = bindparam("host", type_=String()), bindparam("since", type_=UtcDateTime())
     late = select(WindowRow.application_id, WindowRow.origin)
-    late = late.where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
+    late = late.where(among(WindowRow.application_id, "numbers", arrays), WindowRow.slot >= since)
     # Not as !=, for which rows would be read in place of the index alone.
     return union(late.where(WindowRow.origin < host), late.where(WindowRow.origin > host))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import String, bindparam, column, func, select, table, text, update
 
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.model.registration import HostSpec
@@ -134,6 +134,63 @@ def test_a_connection_that_the_server_ended_meanwhile_is_made_anew(
     with pytest.raises(DatabaseUnavailable):
         number()
     assert number() != second
+
+
+VERSION = (
+    update(HostRow.metadata.tables["hosts"])
+    .where(HostRow.name == bindparam("host"))
+    .values(agent_version=bindparam("given", type_=String()))
+)
+
+
+def versions(database: Database) -> dict[str, str | None]:
+    with database.reading() as session:
+        return {row.name: row.agent_version for row in page(session, HostRow, None, 9)}
+
+
+def test_a_single_change_is_kept_and_the_next_transaction_is_one_again(database: Database) -> None:
+    register(database, "a")
+    assert [database.change(VERSION, {"host": host, "given": "1"}) for host in ("a", "b")] == [1, 0]
+    with pytest.raises(LookupError), database.writing() as session:
+        session.execute(VERSION, {"host": "a", "given": "2"})
+        raise LookupError
+    assert versions(database) == {"a": "1"}
+    with database.reading() as session:
+        page(session, HostRow, None, 9)
+        database.change(VERSION, {"host": "a", "given": "3"})
+        assert [row.agent_version for row in page(session, HostRow, None, 9)] == ["1"]
+    assert versions(database) == {"a": "3"}
+
+
+def test_a_single_change_that_fails_says_so_and_the_next_one_is_made(
+    migrated: Callable[[str], Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = migrated("postgresql")
+    register(database, "a")
+    nowhere = update(table("nowhere", column("x"))).values(x=bindparam("x", type_=String()))
+    with pytest.raises(DatabaseUnavailable, match="nowhere") as failure:
+        database.change(nowhere, {"x": "secret"})
+    assert "secret" not in str(failure.value)
+    assert database.change(VERSION, {"host": "a", "given": "1"}) == 1
+    monkeypatch.setattr(store_database, "_IDLE_S", 60.0)
+    with database.reading() as first, database.reading() as second:  # two connections at least
+        page(first, HostRow, None, 9), page(second, HostRow, None, 9)
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"{others} AND datname = current_database()")
+    with pytest.raises(DatabaseUnavailable):
+        database.change(VERSION, {"host": "a", "given": "2"})
+    with database.reading() as first, database.reading() as second:
+        assert [page(session, HostRow, None, 9)[0].agent_version for session in (first, second)] == ["1", "1"]
+    assert database.change(VERSION, {"host": "a", "given": "3"}) == 1
+
+
+def test_a_single_change_without_a_server_names_it_without_its_password() -> None:
+    database = open_database("postgresql://user:secret@/db?host=/nowhere")
+    with pytest.raises(DatabaseUnavailable, match="nowhere") as failure:
+        database.change(VERSION, {"host": "a", "given": "1"})
+    assert "secret" not in str(failure.value)
 
 
 def connected(database: Database) -> dict[str, str]:
