@@ -4,8 +4,8 @@ It starts as `priority` does. Each application has a *level*: its VMs get the cr
 or a sixty-fourth of it. Where the critical VMs together want more than the host has, somebody's SLA is violated
 whatever the weights; equal weights then often violate several. So, while an SLA is violated or at risk, a model of the
 host (``policies.auto_model``), fitted to what was measured, predicts the number of violated SLAs under other levels.
-Only an application that violates its SLA anyway, or that is above its agreed load under `isolation`, is ever lowered:
-weight is not taken from one that meets its SLA, nor while nobody else is at risk.
+Only an application that violates its SLA anyway, that is above its agreed load under `isolation`, or that is far below
+its target (``policies.auto_lending``), is ever lowered, and nobody while nobody else is at risk.
 
 Each change is a trial: the applications that it was to save must do better by more than chance, or it is taken back,
 and the application is not lowered again for a while. Levels end as soon as none is predicted to do as well.
@@ -16,7 +16,7 @@ Where neither weights nor room (``policies.auto_room``) suffice, steps of a ladd
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -29,6 +29,7 @@ from policies.auto_crowd import next_crowd
 from policies.auto_explanation import Decided, explain
 from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
+from policies.auto_lending import short_lenders, tolerable, willing
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, VmUse, fit_model, weight_at
 from policies.auto_resources import resource_goals
@@ -49,6 +50,8 @@ SIMPLER = 0.02
 """What each step down must save."""
 SHOWN = 1.64
 """Standard errors by which those to be saved must do better: 5 % of changes without any effect pass."""
+SHOWN_LENT = 0.0
+"""Where only lenders are lowered: a trial that brings nothing harms nobody, as each lender stays below its target."""
 COURSE_SMOOTHING = 0.3
 COURSE_INTERVALS = (2 - COURSE_SMOOTHING) / COURSE_SMOOTHING
 """Of so many independent intervals a moving average has the variance."""
@@ -74,13 +77,20 @@ class Auto:
         model, fits = fit_model(snapshot, scale, before.fits)
         known = {app.name for app in model.applications}  # of others nobody knows whether it is right any more
         levels = {name: level for name, level in before.levels.items() if name in known}
-        learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
+        learnt = replace(
+            before,
+            fits=fits,
+            levels=levels,
+            courses=_courses(model, before.courses),
+            lenders=before.lenders.intersection(levels),
+            known_s=snapshot.steady_s if before.known_s is None and known else before.known_s,
+        )
         crowd = next_crowd(before.crowd, snapshot)
         pinning = False if crowd.floats else step_goals(before.ladder, snapshot).pinning
         pinned = snapshot.host.pinning if pinning is None else pinning
         shared = not pinned or len(usable_cpus(snapshot)) == 1
         learnt = _observed(model, learnt, snapshot)
-        now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
+        now = _next(model, learnt, snapshot.steady_s) if shared else _without(learnt)
         may = shared and before.ladder.may_have_room(snapshot.steady_s)
         room = _room(model, snapshot, before, fits.uses, may=may)
         left = before.room.pcpus and enforced(batch_vms(snapshot))
@@ -130,19 +140,58 @@ def _courses(model: HostModel, before: Courses) -> dict[str, float]:
 
 def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """The levels for the next interval: as they are, others to try, or none."""
+    now = _repaid(now, steady_s)
     if now.trial and steady_s - now.trial.since_s >= TRIAL_S:
-        if not helped(now.trial.before, now.courses):
+        shown = SHOWN_LENT if now.lenders == now.levels.keys() else SHOWN
+        if not helped(now.trial.before, now.courses, shown):
             return _taken_back(now, steady_s)
         now = replace(now, trial=None)
     if steady_s - now.changed_s < HOLD_S:
         return now
+    if not now.levels and not _misses(model):
+        return now
     lowerable = [app for app in model.applications if _may_be_lowered(app, now, steady_s)]
     worst = sorted(lowerable, key=lambda app: (app.name not in now.levels, -app.log_miss, app.name))
     free = frozenset(app.name for app in worst[:MOST_FREE])
-    levels = best_levels(model, now.levels, free)
+    levels = now.levels if now.lenders else best_levels(model, now.levels, free)
+    if not levels and not now.levels:
+        return _lending(model, now, frozenset(), steady_s)
+    if now.lenders:
+        return _lending(model, now, free, steady_s)
+    return _changed(model, now, levels, steady_s)
+
+
+def _lending(model: HostModel, now: AutoMemory, free: frozenset[str], steady_s: float) -> AutoMemory:
+    """With levels of applications that meet their targets, and of those that are ``free`` anyway."""
+    lenders = frozenset(name for name in willing(model, now, steady_s) if not _is_cooling(name, now, steady_s)) - free
+    if not lenders:
+        return now
+    anchored = model.anchored(now.levels)
+    return _changed(model, now, best_levels(anchored, now.levels, free | lenders, lenders), steady_s, lenders)
+
+
+def _changed(
+    model: HostModel, now: AutoMemory, levels: Levels, steady_s: float, lenders: frozenset[str] = frozenset()
+) -> AutoMemory:
     if levels == now.levels or (levels and not _saves(model, levels, now.courses)):
         return now
-    return _begun(model, replace(now, levels=levels, changed_s=steady_s), steady_s)
+    lenders = lenders.intersection(levels)
+    return _begun(model, replace(now, levels=levels, lenders=lenders, changed_s=steady_s), steady_s)
+
+
+def _repaid(now: AutoMemory, steady_s: float) -> AutoMemory:
+    """Without levels of lenders, where one of them comes too near to its target; that one does not lend for a while."""
+    short = short_lenders(now.lenders, now.courses)
+    if not short:
+        return now
+    levels = {name: level for name, level in now.levels.items() if name not in now.lenders}
+    trial = now.trial if levels else None
+    cooling = _cooled(now, short, steady_s)
+    return replace(now, levels=levels, lenders=frozenset(), changed_s=steady_s, trial=trial, cooling=cooling)
+
+
+def _without(now: AutoMemory) -> AutoMemory:
+    return replace(now, levels={}, lenders=frozenset(), trial=None)
 
 
 def _saves(model: HostModel, levels: Levels, courses: Courses) -> bool:
@@ -170,38 +219,53 @@ def _observed(model: HostModel, now: AutoMemory, snapshot: Snapshot) -> AutoMemo
 
 
 def _may_be_lowered(app: AppModel, now: AutoMemory, steady_s: float) -> bool:
-    cooling = now.cooling.get(app.name)
-    if cooling is not None and steady_s < cooling.until_s:
+    if app.name in now.lenders or _is_cooling(app.name, now, steady_s):
         return False
     return app.name in now.levels or app.over or app.log_miss > 0
 
 
-def helped(before: Courses, after: Courses) -> bool:
+def _is_cooling(application: str, now: AutoMemory, steady_s: float) -> bool:
+    cooling = now.cooling.get(application)
+    return cooling is not None and steady_s < cooling.until_s
+
+
+def helped(before: Courses, after: Courses, shown: float = SHOWN) -> bool:
     """Whether those to be saved do better by more than chance: the mean of ln(percentile / target) before and after.
 
-    A one-sided test of two means with a known variance. With no one to compare it passes.
+    A one-sided test of two means with a known variance, ``shown`` standard errors. With no one to compare it passes.
     """
     both = [name for name in before if name in after]
     if not both:
         return True
     gain = sum(before[name] - after[name] for name in both) / len(both)
-    return gain > SHOWN * SPREAD * math.sqrt(2 / COURSE_INTERVALS / len(both))
+    return gain > shown * SPREAD * math.sqrt(2 / COURSE_INTERVALS / len(both))
 
 
 def _taken_back(now: AutoMemory, steady_s: float) -> AutoMemory:
-    cooling = dict(now.cooling)
-    for name in now.levels:
-        times = cooling[name].times + 1 if name in cooling else 1
-        cooling[name] = Cooling(steady_s + min(COOL_DOWN_S * 2 ** (times - 1), LONGEST_COOL_DOWN_S), times)
     before = now.trial.before if now.trial else {}
     after = {name: course for name, course in now.courses.items() if name in before}
     taken_back = TakenBack(now.levels, steady_s, before, after) if now.levels else now.taken_back
-    return replace(now, levels={}, changed_s=steady_s, trial=None, cooling=cooling, taken_back=taken_back)
+    cooling = _cooled(now, now.levels, steady_s)
+    return replace(_without(now), changed_s=steady_s, cooling=cooling, taken_back=taken_back)
 
 
-def best_levels(model: HostModel, levels: Levels, free: frozenset[str]) -> Levels:
-    """The levels to have: those in force, or others that are predicted to save enough. ``free`` may be lowered."""
-    if not levels and not any(app.log_miss > math.log(AT_RISK) for app in model.applications):
+def _cooled(now: AutoMemory, names: Iterable[str], steady_s: float) -> dict[str, Cooling]:
+    """All that are not lowered for a while, these among them: twice as long each time."""
+    cooling = dict(now.cooling)
+    for name in names:
+        times = cooling[name].times + 1 if name in cooling else 1
+        cooling[name] = Cooling(steady_s + min(COOL_DOWN_S * 2 ** (times - 1), LONGEST_COOL_DOWN_S), times)
+    return cooling
+
+
+def best_levels(
+    model: HostModel, levels: Levels, free: frozenset[str], lenders: frozenset[str] = frozenset()
+) -> Levels:
+    """The levels to have: those in force, or others that are predicted to save enough. ``free`` may be lowered.
+
+    ``lenders`` of them only as far as they are predicted to stay below their targets.
+    """
+    if not levels and not _misses(model):
         return levels
     in_force, without = model.violated(levels), model.violated({})
     if levels and without <= in_force:
@@ -210,13 +274,20 @@ def best_levels(model: HostModel, levels: Levels, free: frozenset[str]) -> Level
     best_cost = without
     while True:
         candidates = [
-            (model.violated(other) + SIMPLER * sum(other.values()), other) for other in _neighbours(best, free)
+            (model.violated(other) + SIMPLER * sum(other.values()), other)
+            for other in _neighbours(best, free)
+            if tolerable(model, other, lenders)
         ]
         cost, other = min(candidates, key=itemgetter(0), default=(math.inf, best))
         if cost >= best_cost - SIMPLER / 2:
             break
         best, best_cost = other, cost
     return best if best_cost < in_force - (SWAP if levels else WORTH) else levels
+
+
+def _misses(model: HostModel) -> bool:
+    """Whether any percentile is above the part of its target from which on an SLA is at risk."""
+    return any(app.log_miss > math.log(AT_RISK) for app in model.applications)
 
 
 def _neighbours(levels: Levels, free: frozenset[str]) -> Iterator[dict[str, int]]:
@@ -235,7 +306,8 @@ def _goal(vm: VmView, now: AutoMemory, scale: WeightScale) -> WeightGoal:
     if not level:
         return WeightGoal(vm.name, scale.critical, "auto: critical VM")
     state = "on trial" if now.trial else "kept"
-    why = f"auto: its SLA is violated anyway; with a {STEP**level}th of the weight others are predicted to meet theirs"
+    has = "it is far below its target" if vm.application in now.lenders else "its SLA is violated anyway"
+    why = f"auto: {has}; with a {STEP**level}th of the weight others are predicted to meet theirs"
     return WeightGoal(vm.name, weight_at(level, scale), f"{why} ({state})")
 
 
@@ -243,6 +315,7 @@ def _notes(now: AutoMemory) -> tuple[Note, ...]:
     return tuple(
         Note(name, f"its SLA cannot be met beside the others now: it has a {STEP**level}th of their weight")
         for name, level in sorted(now.levels.items())
+        if name not in now.lenders
     )
 
 

@@ -18,6 +18,7 @@ from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL
 from policies.auto_candidates import most_waiting
 from policies.auto_experiment_told import shown_cause, told_experiments
+from policies.auto_lending import SHORT
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
 from policies.auto_room import AVERAGED_S, LASTING_S, MOST_LOST
@@ -131,13 +132,23 @@ def _verdict(host: _Host) -> str:
     """What becomes of the levels, and when."""
     now = host.decided.now
     if now.trial is None:
-        return "its trial is passed, and it ends once as few violations are predicted without it"
+        text = "its trial is passed, and it ends once as few violations are predicted without it"
+        return f"{text}{_until_short(now)}"
     left = duration(round(now.trial.since_s + TRIAL_S - host.steady_s))
     saved = [name for name in now.trial.before if name in now.courses]
     if not saved:
         return f"it is on trial, and kept in {left}, as there is no other SLA at risk to compare"
-    better = f"{_names(saved)} {'does' if len(saved) == 1 else 'do'} better by more than chance"
+    better = f"{_names(saved)} {'does' if len(saved) == 1 else 'do'} better"
+    if now.lenders != now.levels.keys():
+        better += " by more than chance"
     return f"it is on trial, and taken back in {left} unless {better}"
+
+
+def _until_short(now: AutoMemory) -> str:
+    if not now.lenders:
+        return ""
+    are = "is" if len(now.lenders) == 1 else "are"
+    return f", or {_names(sorted(now.lenders))} {are} above {percent(SHORT)} of target on average"
 
 
 def _weights(host: _Host, app: AppModel, otherwise: str) -> str:
@@ -148,7 +159,9 @@ def _weights(host: _Host, app: AppModel, otherwise: str) -> str:
         f" weight {weight_at(levels[name], scale):,}"
         for name in sorted(levels, key=lambda name: (name != app.name, name))
     ]
-    return f"{_listed(parts)} in place of {scale.critical:,}"
+    lenders = host.decided.now.lenders
+    spare = f" ({_names(sorted(lenders))} with response times to spare)" if lenders else ""
+    return f"{_listed(parts)} in place of {scale.critical:,}{spare}"
 
 
 def _room(host: _Host, app: AppModel) -> Iterator[str]:

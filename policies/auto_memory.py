@@ -54,6 +54,8 @@ class TakenBack:
 class AutoMemory:
     """What was learnt, the levels in force, and since when.
 
+    ``lenders`` are lowered though they meet their SLAs (``auto_lending``). ``known_s``: since when response times are
+    known; None: they are not yet.
     ``before_levels`` and ``before_room``: all courses when these began, for the explanation. ``samplings``: samples of
     response times by which the steps of the ladder are judged.
     """
@@ -65,6 +67,8 @@ class AutoMemory:
     trial: Trial | None = None
     cooling: Mapping[str, Cooling] = field(default_factory=dict)
     room: Room = field(default_factory=Room)
+    lenders: frozenset[str] = frozenset()
+    known_s: float | None = None
     before_levels: Courses = field(default_factory=dict)
     before_room: Courses = field(default_factory=dict)
     taken_back: TakenBack | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from manager.control.contention import Contender, response_factor, slowdowns
@@ -31,6 +31,8 @@ MORE = 1.1
 """They are made for this much more demand than was measured: it varies, and too little costs more than too much."""
 AT_RISK = 0.8
 """Share of the target above which an SLA is at risk."""
+LARGEST_EXCESS = 3.0
+"""Slowdown above what is modelled counts as at most this much."""
 STEEPEST = 0.75
 """Response times that grow by more than this a second say no more of the arrivals."""
 _NORMAL = NormalDist()
@@ -97,8 +99,19 @@ class AppModel:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitExcess:
+    """By how much VMs were slower than modelled, under weights for which ``beside`` are the sums of ``_beside``."""
+
+    slowdowns: tuple[float, ...]
+    beside: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HostModel:
-    """The critical VMs as contenders, with the application of each, and the weight that is registered for it."""
+    """The critical VMs as contenders, with the application of each, and the weight that is registered for it.
+
+    ``measured``: slowdowns of the VMs, () where they are not known. ``excess``: see ``anchored``.
+    """
 
     contenders: tuple[Contender, ...]
     owners: tuple[str | None, ...]
@@ -107,30 +120,70 @@ class HostModel:
     scale: WeightScale
     batch_weight: float
     pcpus: float
+    measured: tuple[float, ...] = ()
+    excess: WaitExcess | None = None
+
+    def anchored(self, levels: Mapping[str, int]) -> HostModel:
+        """The model with what was measured under ``levels``, which are in force, above what it says of them.
+
+        It takes pCPUs as shared by all, and so knows no vCPU that waits for another although a pCPU beside them has
+        only batch VMs. That excess is taken to be the waits of pairs on one pCPU, see ``_beside``.
+        """
+        if not self.measured:
+            return self
+        weights = self._weights(levels)
+        modelled = self._slowdowns(weights, [app.bottleneck for app in self.applications if app.backlog_s > 0])
+        above = (min(max(seen - said, 0.0), LARGEST_EXCESS) for seen, said in zip(self.measured, modelled, strict=True))
+        return replace(self, excess=WaitExcess(tuple(above), self._beside(weights)))
 
     def violated(self, levels: Mapping[str, int]) -> float:
-        """How many SLAs are expected to be violated in an interval, over the horizon, under these levels.
+        """How many SLAs are expected to be violated in an interval, over the horizon, under these levels."""
+        return sum(self.violations(levels).values())
+
+    def violations(self, levels: Mapping[str, int]) -> dict[str, float]:
+        """The same by application, each 0 to 1; 0 where violations count for nothing.
 
         While the backlog of an application drains, all vCPUs of its bottleneck are runnable beside the others.
         """
-        weights = [
-            float(weight_at(levels.get(owner or "", 0), self.scale) if fixed is None else fixed)
-            for owner, fixed in zip(self.owners, self.fixed, strict=True)
-        ]
+        weights = self._weights(levels)
         steady = self._violations(self._slowdowns(weights, ()))
         backlogged = [app for app in self.applications if app.backlog_s > 0]
         slower = self._slowdowns(weights, [app.bottleneck for app in backlogged]) if backlogged else ()
         meanwhile = self._violations(slower) if backlogged else steady
         drained = {app.name: self._drain_share(app, slower[app.bottleneck]) for app in backlogged}
         longest = max(drained.values(), default=0.0)
-        total = 0.0
+        expected: dict[str, float] = {}
         for app in self.applications:
             share, then = (drained[app.name], 1.0) if app.name in drained else (longest, meanwhile[app.name])
-            total += 0.0 if app.over else share * then + (1 - share) * steady[app.name]
-        return total
+            expected[app.name] = 0.0 if app.over else share * then + (1 - share) * steady[app.name]
+        return expected
+
+    def _weights(self, levels: Mapping[str, int]) -> list[float]:
+        return [
+            float(weight_at(levels.get(owner or "", 0), self.scale) if fixed is None else fixed)
+            for owner, fixed in zip(self.owners, self.fixed, strict=True)
+        ]
 
     def _slowdowns(self, weights: Sequence[float], backlogged: Sequence[int]) -> tuple[float, ...]:
-        return slowdowns(self.contenders, weights, self.batch_weight, self.pcpus, frozenset(backlogged))
+        modelled = slowdowns(self.contenders, weights, self.batch_weight, self.pcpus, frozenset(backlogged))
+        if self.excess is None or not any(self.excess.slowdowns):
+            return modelled
+        found = zip(modelled, self.excess.slowdowns, self._beside(weights), self.excess.beside, strict=True)
+        return tuple(slower + above * (now / then if then > 0 else 1.0) for slower, above, now, then in found)
+
+    def _beside(self, weights: Sequence[float]) -> tuple[float, ...]:
+        """What each VM has to wait for on pCPUs that it shares with one other: a part v / (v + w) of the other's work.
+
+        ``w`` is its own weight, ``v`` that of the other.
+        """
+        return tuple(
+            sum(
+                other.needed_pcpus * weights[position] / (weights[position] + own)
+                for position, other in enumerate(self.contenders)
+                if position != index
+            )
+            for index, own in enumerate(weights)
+        )
 
     def _violations(self, slower: Sequence[float]) -> dict[str, float]:
         return {
@@ -199,6 +252,7 @@ def fit_model(snapshot: Snapshot, scale: WeightScale, before: Fits) -> tuple[Hos
         scale,
         float(sum(vm.spec.weight or scale.batch for vm in batch)),
         pcpus,
+        tuple(uses[vm.name].slowdown for vm in critical),
     )
     return model, Fits(uses, fits, pcpus)
 

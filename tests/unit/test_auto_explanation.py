@@ -134,6 +134,17 @@ def test_who_is_lowered_what_that_brought_and_cost_and_what_comes_next(
     assert told(seen(), now, models(85.0, 1520.0)) == {"shop": shop, "flooded": flooded}
 
 
+def test_who_lends_with_response_times_to_spare_and_until_when() -> None:
+    lends = replace(LOWERED, levels={"flooded": 1}, lenders=frozenset({"flooded"}))
+    text = told(seen(), lends, models(85.0, 30.0))["shop"]
+    assert text.startswith(
+        f"Application flooded has weight 2,500 in place of 10,000 (flooded with response times to spare), {WHY}"
+    )
+    assert text.endswith("it is on trial, and taken back in 25 s unless shop does better.")
+    kept = told(seen(), replace(lends, trial=None), models(85.0, 30.0))["shop"]
+    assert kept.endswith("as few violations are predicted without it, or flooded is above 65 % of target on average.")
+
+
 def test_one_of_two_lowered_ones_that_is_observed() -> None:
     flooded, shop = vm("flooded", 0.5, 0.4), vm("shop", 0.4, 0.1)
     snapshot = seen(batch(), flooded, replace(shop, mode=Mode.OBSERVE))

@@ -1,0 +1,109 @@
+"""Lending: who gives weight to an application that misses its target, how much, and when it has it back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from manager.control.contention import Contender
+from manager.model.decision import Snapshot
+from policies.auto import COOL_DOWN_S
+from policies.auto import POLICY as AUTO
+from policies.auto_lending import LEAST_KNOWN_S, LOWEST_LENT, SHORT, SPARE, tolerable
+from policies.auto_memory import AutoMemory
+from policies.auto_model import HostModel
+from tests.unit.test_auto import app_model, application, batch, host, moment, vm, weights
+
+EASY_TARGET_MS = 1000.0
+LENT = 10_000 // 4**LOWEST_LENT
+
+
+def beside_one_at_ease(at_s: float, easy_ms: float = 20.0, tight_ms: float = 130.0) -> Snapshot:
+    """`tight` misses its target of 120 ms, and waits for `easy`."""
+    return moment(
+        at_s,
+        application("easy", [easy_ms / 3, easy_ms / 2, easy_ms], EASY_TARGET_MS, at_s),
+        application("tight", [tight_ms / 3, tight_ms / 2, tight_ms], 120.0, at_s),
+        vms=[batch(), vm("easy", 0.3, 0.2), vm("tight", 0.3, 0.3)],
+    )
+
+
+def lends_after(ticks: int, **fields: float) -> tuple[list[bool], AutoMemory]:
+    """For each tick whether `easy` has less weight, and what is remembered at the end."""
+    memory: object = None
+    lowered: list[bool] = []
+    for tick in range(ticks):
+        decision = AUTO.decide(beside_one_at_ease(1000.0 + 5 * tick, **fields), memory)
+        memory = decision.memory
+        lowered.append(weights(decision)["easy-web"] < 10_000)
+        assert weights(decision)["tight-web"] == 10_000
+        assert weights(decision)["easy-web"] in (10_000, LENT)
+    assert isinstance(memory, AutoMemory)
+    return lowered, memory
+
+
+def test_one_far_below_its_target_lends_once_it_is_known_for_a_while() -> None:
+    lowered, memory = lends_after(round(LEAST_KNOWN_S / 5) + 1)
+    assert lowered == [False] * round(LEAST_KNOWN_S / 5) + [True]
+    assert memory.lenders == {"easy"}
+
+
+@pytest.mark.parametrize("fields", [{"easy_ms": EASY_TARGET_MS * SPARE * 1.1}, {"tight_ms": 80.0}])
+def test_nobody_lends_who_has_little_to_spare_or_while_it_is_not_needed(fields: dict[str, float]) -> None:
+    lowered, _ = lends_after(40, **fields)
+    assert not any(lowered)
+
+
+def test_a_lender_has_its_weight_back_once_it_is_short_and_does_not_lend_again_for_a_while() -> None:
+    _, memory = lends_after(14)
+    memory = replace(memory, courses={**memory.courses, "easy": math.log(SHORT * 10)})
+    for tick in range(14, 14 + round(COOL_DOWN_S / 5)):
+        decision = AUTO.decide(beside_one_at_ease(1000.0 + 5 * tick), memory)
+        assert isinstance(decision.memory, AutoMemory)
+        memory = decision.memory
+        assert weights(decision)["easy-web"] == 10_000, tick
+    assert memory.cooling["easy"].times == 1
+
+
+def test_a_loan_that_does_not_help_is_taken_back() -> None:
+    lowered, memory = lends_after(12 + 8 + 1)
+    assert lowered[12:20] == [True] * 8
+    assert not lowered[20], "`tight` is as slow as before"
+    assert memory.cooling["easy"].times == 1
+
+
+def test_a_loan_that_helps_is_kept_and_warns_of_nothing() -> None:
+    _, memory = lends_after(14)
+    for tick in range(14, 40):
+        decision = AUTO.decide(beside_one_at_ease(1000.0 + 5 * tick, tight_ms=105.0), memory)
+        assert isinstance(decision.memory, AutoMemory)
+        memory = decision.memory
+        assert weights(decision)["easy-web"] == LENT, tick
+        assert decision.notes == ()
+    assert memory.trial is None
+
+
+def test_a_lender_is_not_lowered_where_it_is_predicted_to_miss_its_own_target() -> None:
+    def beside(easy_ms: float) -> HostModel:
+        easy, tight = app_model("easy", 0, easy_ms, target_ms=easy_ms * 2), app_model("tight", 1, 130.0)
+        return host((easy, Contender(0.45, 1)), (tight, Contender(0.45, 1)), pcpus=1)
+
+    lenders = frozenset({"easy"})
+    assert tolerable(beside(5000.0), {"easy": 1}, lenders)
+    assert not tolerable(beside(20.0), {"easy": 1}, lenders)
+    assert not tolerable(beside(5000.0), {"easy": LOWEST_LENT + 1}, lenders)
+    assert tolerable(beside(20.0), {"tight": 3}, lenders), "nobody lends"
+
+
+def test_waits_above_the_modelled_ones_are_passed_on_by_weight() -> None:
+    """Two VMs on two pCPUs never wait in the model; measured ones meet on one pCPU now and then."""
+    apps = [(app_model(name, number, 110.0), Contender(0.3, 1)) for number, name in enumerate(("one", "two"))]
+    model = replace(host(*apps, pcpus=2.0), measured=(1.2, 1.2))
+    anchored = model.anchored({})
+    assert anchored.violated({}) > model.violated({})
+    assert model.violations({"two": 1})["one"] == pytest.approx(model.violations({})["one"], abs=0.02)
+    lent = anchored.violations({"two": 1})
+    assert lent["one"] < anchored.violations({})["one"]
+    assert lent["two"] > anchored.violations({})["two"]
