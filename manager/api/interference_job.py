@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
 from manager.api.vm_demand import pcpus_of
-from manager.control.budget import MINUTE_S, Steps, by_step
+from manager.control.budget import MINUTE_S, Period, Steps, by_step
 from manager.control.host_type import host_type
 from manager.control.interference_minutes import BatchLimit, HostPast, SortedMinutes, kept_minutes, measured_minutes
 from manager.control.interference_table import interference_table
@@ -108,18 +108,19 @@ class InterferenceTables:
         until: datetime,
     ) -> SortedMinutes:
         context = self._context
-        steps = Steps(since.timestamp(), self._step_s, round((until - since).total_seconds() / self._step_s), MINUTE_S)
-        if steps.count < 1:
-            return SortedMinutes({}, {})
         past = MeasuredPast(session, row, context.slot_length, context.min_samples)
-        periods = by_step(row.name, past.periods(since, until, MINUTE_S, context.now()), steps, context.clock())
+        read = past.periods(since, until, MINUTE_S, context.now())
+        steps, unmeasured = _measured_steps(read, since.timestamp(), until.timestamp(), self._step_s)
+        if steps.count < 1:
+            return measured_minutes((), (), application.vms, percentile, unmeasured)
+        periods = by_step(row.name, read, steps, context.clock())
         classes = vm_classes(session)
         hosts = [
             of_host
             for name in hosts_in(session, row, application.vms, since)
             if (of_host := self._host(session, name, classes, steps)) is not None
         ]
-        return measured_minutes(periods, hosts, application.vms, percentile)
+        return measured_minutes(periods, hosts, application.vms, percentile, unmeasured)
 
     def _host(self, session: Session, name: str, classes: Mapping[str, VmClass], steps: Steps) -> HostPast | None:
         """A host over these steps; None where it is gone, or its agent never reported."""
@@ -143,6 +144,17 @@ class InterferenceTables:
 def type_of(host: HostRow) -> str:
     """The type of a host whose agent has reported."""
     return host_type(host.name, adapter_of(Capabilities).validate_python(host.capabilities))
+
+
+def _measured_steps(periods: Sequence[Period], since_s: float, until_s: float, step_s: float) -> tuple[Steps, int]:
+    """The steps from the first of these periods on, oldest first, and how many there are before it.
+
+    An application that was registered a minute ago has two days of nothing, in which nobody needs to look at its host.
+    """
+    before_s = (periods[0].start_s if periods else until_s) - since_s
+    unmeasured = max(math.floor(before_s / step_s), 0)
+    first_s = since_s + unmeasured * step_s
+    return Steps(first_s, step_s, round((until_s - first_s) / step_s), MINUTE_S), unmeasured
 
 
 def _range(

@@ -61,15 +61,16 @@ class SortedMinutes:
 
 
 def measured_minutes(
-    periods: Sequence[Period], hosts: Sequence[HostPast], vms: frozenset[str], percentile: float
+    periods: Sequence[Period], hosts: Sequence[HostPast], vms: frozenset[str], percentile: float, unmeasured: int = 0
 ) -> SortedMinutes:
     """The minutes of an application that ``vms`` serve: of ``periods``, one a minute, and of hosts where it may run.
 
-    A minute counts where all hosts on which it ran are of one type. Of several hosts the one with the most batch load
+    ``unmeasured`` is how many minutes without a response time there were before. A minute counts where all hosts on
+    which it ran are of one type. Of several hosts the one with the most batch load
     counts, and batch VMs of all of them lose together.
     """
     by_type: dict[str, list[MeasuredMinute]] = defaultdict(list)
-    left_out: Counter[str] = Counter()
+    left_out: Counter[str] = Counter({"too few response times": unmeasured} if unmeasured else {})
     for place, period in enumerate(periods):
         rate_rps, percentile_ms = period.window.rate_rps, period.window.percentile_ms(percentile)
         if not period.judged or percentile_ms is None:
