@@ -153,11 +153,11 @@ def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     lowerable = [app for app in model.applications if _may_be_lowered(app, now, steady_s)]
     worst = sorted(lowerable, key=lambda app: (app.name not in now.levels, -app.log_miss, app.name))
     free = frozenset(app.name for app in worst[:MOST_FREE])
-    levels = now.levels if now.lenders else best_levels(model, now.levels, free)
-    if not levels and not now.levels:
-        return _lending(model, now, frozenset(), steady_s)
     if now.lenders:
         return _lending(model, now, free, steady_s)
+    levels = best_levels(model, now.levels, free)
+    if not levels and not now.levels:
+        return _lending(model, now, frozenset(), steady_s)
     return _changed(model, now, levels, steady_s)
 
 
