@@ -153,7 +153,7 @@ def main(words: Sequence[str] | None = None) -> None:
         figures = {by_day: measure(server, options, by_day=by_day) for by_day in (False, True)}
     table = Table("table", "a packet, CPU ms", "a day removed: CPU s", "s", title=machine())
     for by_day, of_layout in figures.items():
-        name = f"{options.days} partitions" if by_day else "as it is"
+        name = f"{options.days + 1 + AHEAD} partitions" if by_day else "as it is"
         table.add_row(
             name, *(f"{value:.3f}" for value in (of_layout.packet_ms, of_layout.removal_cpu_s, of_layout.removal_s))
         )
