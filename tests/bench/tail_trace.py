@@ -38,7 +38,7 @@ from tests.bench.waits import Waits, parse, waits_of
 LONG_MS = 0.3
 TRACED = ("alone-pinned", "weighted", "protected")
 EVENTS = "sched:sched_switch,sched:sched_wakeup,sched:sched_wakeup_new,irq:softirq_entry,irq:softirq_exit"
-EVENTS += ",irq:irq_handler_entry,irq:irq_handler_exit"
+EVENTS += ",irq:irq_handler_entry,irq:irq_handler_exit,irq_vectors:local_timer_entry,irq_vectors:local_timer_exit"
 MEMORY = Path("/dev/shm")
 
 
@@ -182,7 +182,7 @@ def in_phase(stage: Stage, phase: DemoPhase) -> Iterator[None]:
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:
-    """Both tables."""
+    """All tables."""
     times = Table("phase, service", "p50 ms", "p95 ms", "p99 ms", "vCPU ms an answer")
     for name, one in result["response_times"].items():
         times.add_row(name, *(f"{one[key]:.3f}" for key in ("p50_ms", "p95_ms", "p99_ms", "cpu_ms_per_answer")))
@@ -194,6 +194,12 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
         who = ", ".join(f"{role} {spent:.1f}" for role, spent in list(one["blamed_ms"].items())[:6])
         numbers = (f"{one[key]:.3f}" for key in ("p50_ms", "p95_ms", "p99_ms", "greatest_ms"))
         table.add_row(name, str(one["wake_ups"]), *numbers, str(one["preempted"]), str(one["long_waits"]), who)
+    console.print(table)
+    table = Table("phase, thread", "ran s", "of each second of that interrupted, ms")
+    for name, one in result["waits"].items():
+        if one["ran_s"]:
+            by = ", ".join(f"{what} {spent / one['ran_s']:.2f}" for what, spent in one["interrupted_ms"].items())
+            table.add_row(name, f"{one['ran_s']:.2f}", by)
     console.print(table)
 
 

@@ -13,12 +13,12 @@ from tests.bench.figures import Spread
 
 IDLE = 0
 """The thread that runs where nothing else does."""
-INTERRUPT = "interrupts, softirqs"
 NOBODY = "pCPU idle (it wakes up)"
 
 _LINE = re.compile(r"\s*(?P<tid>-?\d+)\s+\[(?P<cpu>\d+)\]\s+(?P<at>[\d.]+):\s+\w+:(?P<event>\w+):\s+(?P<rest>.*)")
 _SWITCH = re.compile(r"prev_comm=(.*) prev_pid=(\d+) prev_prio=\d+ prev_state=(\S+) ==> next_comm=(.*) next_pid=(\d+)")
 _SHORT_SWITCH = re.compile(r"(.*):(\d+) \[\d+\] (\S+) ==> (.*):(\d+) \[\d+\]")
+_ACTION = re.compile(r"action=(\w+)")
 _WAKE_UP = re.compile(r"(?:comm=)?(.*?)(?: pid=|:)(\d+)(?: prio=\d+| \[\d+\])(?: success=1)? (?:target_cpu=|CPU:)(\d+)")
 
 
@@ -45,11 +45,12 @@ class WakeUp:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """The pCPU begins, or ends, an interrupt or a softirq."""
+    """The pCPU begins, or ends, an interrupt or a softirq. ``what`` names it where it begins."""
 
     at_s: float
     cpu: int
     begins: bool
+    what: str = ""
 
 
 Event = Switch | WakeUp | Interrupt
@@ -67,8 +68,18 @@ def parse(lines: Iterable[str]) -> Iterator[Event]:
             yield Switch(at_s, cpu, int(left), state.startswith("R"), int(following), comm)
         elif event in {"sched_wakeup", "sched_wakeup_new"} and (fields := _WAKE_UP.match(rest)):
             yield WakeUp(at_s, int(fields[3]), int(fields[2]))
-        elif event.endswith(("_entry", "_exit")):
-            yield Interrupt(at_s, cpu, event.endswith("_entry"))
+        elif event.endswith("_exit"):
+            yield Interrupt(at_s, cpu, False)
+        elif event.endswith("_entry"):
+            yield Interrupt(at_s, cpu, True, _interrupt(event.removesuffix("_entry"), rest))
+
+
+def _interrupt(event: str, rest: str) -> str:
+    """A softirq by its action, a device's interrupt as such, another vector by its event's name."""
+    action = _ACTION.search(rest)
+    if action is not None:
+        return f"softirq {action[1]}"
+    return "device interrupt" if event == "irq_handler" else f"{event.replace('_', ' ')} interrupt"
 
 
 @dataclass(slots=True)
@@ -80,17 +91,18 @@ class Waits:
     blamed_ms: dict[str, float] = field(default_factory=dict)
     long_waits: int = 0
     ran_s: float = 0.0
-    interrupted_s: float = 0.0
+    interrupted_ms: dict[str, float] = field(default_factory=dict)
+    """While it had the pCPU, by what interrupted it."""
 
     def add(self, other: Waits) -> None:
         """Those of another thread, or time, too."""
         self.woken_ms += other.woken_ms
         self.preempted_ms += other.preempted_ms
-        for who, spent_ms in other.blamed_ms.items():
-            self.blamed_ms[who] = self.blamed_ms.get(who, 0.0) + spent_ms
+        for mine, others in ((self.blamed_ms, other.blamed_ms), (self.interrupted_ms, other.interrupted_ms)):
+            for who, spent_ms in others.items():
+                _spend(mine, who, spent_ms)
         self.long_waits += other.long_waits
         self.ran_s += other.ran_s
-        self.interrupted_s += other.interrupted_s
 
     def figures(self) -> Mapping[str, object]:
         """For a table and JSON."""
@@ -105,19 +117,27 @@ class Waits:
             "preempted": len(self.preempted_ms),
             "preempted_ms": sum(self.preempted_ms),
             "long_waits": self.long_waits,
-            "blamed_ms": dict(sorted(self.blamed_ms.items(), key=lambda item: -item[1])),
+            "blamed_ms": _largest_first(self.blamed_ms),
             "ran_s": self.ran_s,
-            "interrupted_s": self.interrupted_s,
+            "interrupted_ms": _largest_first(self.interrupted_ms),
         }
+
+
+def _spend(spent_ms: dict[str, float], who: str, more_ms: float) -> None:
+    spent_ms[who] = spent_ms.get(who, 0.0) + more_ms
+
+
+def _largest_first(spent_ms: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(spent_ms.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """From ``at_s`` until the next stretch somebody has the pCPU."""
+    """From ``at_s`` until the next stretch somebody has the pCPU, or an interrupt has it."""
 
     at_s: float
     who: int
-    interrupted: bool
+    interrupt: str | None
 
 
 def waits_of(
@@ -126,14 +146,14 @@ def waits_of(
     """The waits of these threads. ``role`` names a thread by its number and its command's name.
 
     A wait is *woken* from the wake-up to running, *preempted* from being put aside while it could go on. Time in
-    interrupts is blamed on them, whoever was interrupted.
+    interrupts is blamed on them, the innermost, whoever was interrupted.
     """
     waits = {tid: Waits() for tid in tids}
     since: dict[int, tuple[float, bool]] = {}
     stretches: dict[int, list[_Stretch]] = {}
     running: dict[int, tuple[int, float]] = {}
     names: dict[int, str] = {}
-    depth: dict[int, int] = {}
+    nested: dict[int, list[str]] = {}
 
     def named(tid: int) -> str:
         return role(tid, names.get(tid, ""))
@@ -146,16 +166,10 @@ def waits_of(
         row = stretches.setdefault(event.cpu, [])
         who, from_s = running.get(event.cpu, (IDLE, event.at_s))
         if isinstance(event, Interrupt):
-            before = depth.get(event.cpu, 0)
-            depth[event.cpu] = max(before + (1 if event.begins else -1), 0)
-            if event.begins and not before:
-                from_s = _ran(waits, who, from_s, event.at_s)
-            elif before and not depth[event.cpu]:
-                if who in waits:
-                    waits[who].interrupted_s += event.at_s - from_s
-                from_s = event.at_s
-            running[event.cpu] = who, from_s
-            row.append(_Stretch(event.at_s, who, depth[event.cpu] > 0))
+            inside = nested.setdefault(event.cpu, [])
+            _interrupt_who_ran(event, inside, waits, who, from_s)
+            running[event.cpu] = who, event.at_s
+            row.append(_Stretch(event.at_s, who, inside[-1] if inside else None))
             continue
         _ran(waits, who, from_s, event.at_s)
         names[event.next] = event.next_comm
@@ -165,7 +179,8 @@ def waits_of(
         if event.next in since and event.next in waits:
             began_s, woken = since.pop(event.next)
             _note(waits[event.next], row, began_s, event.at_s, woken, long_ms, named)
-        row.append(_Stretch(event.at_s, event.next, depth.get(event.cpu, 0) > 0))
+        inside = nested.get(event.cpu, [])
+        row.append(_Stretch(event.at_s, event.next, inside[-1] if inside else None))
         if len(row) > _KEPT:
             del row[: _KEPT // 2]
     return waits
@@ -175,10 +190,23 @@ _KEPT = 20_000
 """Stretches of a pCPU that are remembered: those of the last second or so."""
 
 
-def _ran(waits: Mapping[int, Waits], who: int, from_s: float, until_s: float) -> float:
+def _ran(waits: Mapping[int, Waits], who: int, from_s: float, until_s: float) -> None:
     if who in waits:
         waits[who].ran_s += until_s - from_s
-    return until_s
+
+
+def _interrupt_who_ran(
+    event: Interrupt, inside: list[str], waits: Mapping[int, Waits], who: int, from_s: float
+) -> None:
+    """Give the time until now to the thread, or to the innermost of the interrupts that the pCPU is ``inside`` of."""
+    if not inside:
+        _ran(waits, who, from_s, event.at_s)
+    elif who in waits:
+        _spend(waits[who].interrupted_ms, inside[-1], (event.at_s - from_s) * 1000)
+    if event.begins:
+        inside.append(event.what)
+    elif inside:
+        inside.pop()
 
 
 def _note(
@@ -196,8 +224,8 @@ def _note(
         return
     waits.long_waits += 1
     for stretch in reversed(row):
-        who = INTERRUPT if stretch.interrupted else NOBODY if stretch.who == IDLE else role(stretch.who)
-        waits.blamed_ms[who] = waits.blamed_ms.get(who, 0.0) + (until_s - max(stretch.at_s, began_s)) * 1000
+        who = stretch.interrupt or (NOBODY if stretch.who == IDLE else role(stretch.who))
+        _spend(waits.blamed_ms, who, (until_s - max(stretch.at_s, began_s)) * 1000)
         until_s = stretch.at_s
         if until_s <= began_s:
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.waits import INTERRUPT, NOBODY, Interrupt, Switch, Waits, WakeUp, parse, waits_of
+from tests.bench.waits import NOBODY, Interrupt, Switch, Waits, WakeUp, parse, waits_of
 
 CRITICAL, BATCH, OTHER = 7, 8, 9
 ROLES = {CRITICAL: "critical", BATCH: "batch", OTHER: "other"}
@@ -56,19 +56,25 @@ def test_a_thread_that_is_woken_while_it_still_runs_does_not_wait() -> None:
 def test_interrupts_are_blamed_on_themselves_and_do_not_count_as_running() -> None:
     found = waits(
         to(0.0, BATCH),
-        Interrupt(0.001, 0, True),
+        Interrupt(0.001, 0, True, "softirq RCU"),
         WakeUp(0.001, 0, CRITICAL),
-        Interrupt(0.0015, 0, True),
+        Interrupt(0.0015, 0, True, "local timer interrupt"),
         Interrupt(0.0016, 0, False),
         Interrupt(0.002, 0, False),
         to(2.5, CRITICAL, BATCH),
-        Interrupt(0.003, 0, True),
+        Interrupt(0.003, 0, True, "softirq RCU"),
+        Interrupt(0.0032, 0, True, "local timer interrupt"),
+        Interrupt(0.0035, 0, False),
         Interrupt(0.004, 0, False),
         to(5.0, BATCH, CRITICAL),
     )
-    assert found.blamed_ms == {INTERRUPT: pytest.approx(1.0), "batch": pytest.approx(0.5)}
+    assert found.blamed_ms == {
+        "softirq RCU": pytest.approx(0.9),
+        "local timer interrupt": pytest.approx(0.1),
+        "batch": pytest.approx(0.5),
+    }
     assert found.ran_s == pytest.approx(0.0015)
-    assert found.interrupted_s == pytest.approx(0.001)
+    assert found.interrupted_ms == {"softirq RCU": pytest.approx(0.7), "local timer interrupt": pytest.approx(0.3)}
 
 
 def test_the_wake_up_of_an_idle_pcpu_is_blamed_on_nobody() -> None:
@@ -90,6 +96,8 @@ def test_what_perf_prints_is_understood() -> None:
         "     0 [001]  5066.609182345: sched:sched_wakeup: comm=memcached pid=99 prio=120 target_cpu=001",
         "     0 [001]  5066.709182345: irq:softirq_entry: vec=1 [action=TIMER]",
         "     0 [001]  5066.809182345: irq:irq_handler_exit: irq=5 ret=handled",
+        "     0 [001]  5066.809182345: irq:irq_handler_entry: irq=36 name=virtio1-req.0",
+        "10930 [000] 28086.534040412: irq_vectors:local_timer_entry: vector=236",
         "garbage",
     ]
     assert list(parse(lines)) == [
@@ -97,6 +105,8 @@ def test_what_perf_prints_is_understood() -> None:
         Switch(5066.509182345, 0, 4711, False, 12, "CPU 1/TCG"),
         WakeUp(5066.609182345, 0, 123),
         WakeUp(5066.609182345, 1, 99),
-        Interrupt(5066.709182345, 1, True),
+        Interrupt(5066.709182345, 1, True, "softirq TIMER"),
         Interrupt(5066.809182345, 1, False),
+        Interrupt(5066.809182345, 1, True, "device interrupt"),
+        Interrupt(28086.534040412, 0, True, "local timer interrupt"),
     ]
