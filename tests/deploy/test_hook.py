@@ -19,7 +19,7 @@ from manager.hook import HookSocket
 from manager.model.knobs import Knob, KnobKey
 from manager.store.database import Database
 from tests.deploy.units import TOP
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.site import Site
 
 HOOK = TOP / "deploy/libvirt/hooks/qemu.d/equipoise"

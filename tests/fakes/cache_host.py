@@ -9,8 +9,9 @@ from manager.host.resctrl.tree import ResctrlTree
 from manager.model.cache import CacheResource, Mask, Slot
 from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
-from tests.fakes.host import FakeHost, FakeVm, domain_uuid
+from tests.fakes.host import FakeHost
 from tests.fakes.resctrl import FakeResctrl
+from tests.fakes.vm import FakeVm, domain_uuid
 
 CACHE = CacheResource("L3", Mask(0xFFF), 1, Mask(0xC00), 5, False, (0, 1), ((0, 1 << 20), (1, 1 << 20)))
 

@@ -16,7 +16,6 @@ from manager.model.host import (
     CpuTimes,
     Discovery,
     PcpuTimes,
-    Quota,
     VcpuState,
     VmInstance,
     VmState,
@@ -28,9 +27,7 @@ from manager.model.knobs import (
     DISK_WEIGHTS,
     EGRESS,
     HOST_UUID,
-    LEAST_QUOTA_US,
     MEMORIES,
-    OUTSIDE,
     POWERS,
     SCHEDULINGS,
     UNLIMITED,
@@ -38,11 +35,12 @@ from manager.model.knobs import (
     Knob,
     KnobKey,
 )
-from manager.model.network import ANOTHER, NO_RATE, USUAL_TURN, EgressGroup, UplinkPort
 from manager.model.power import ClockDomain
-from manager.model.scheduling import MOST_LIMIT_US, is_real_time
+from manager.model.scheduling import MOST_LIMIT_US
 from manager.model.topology import Topology
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism, Offer
+from tests.fakes.uplinks import FakeUplinks
+from tests.fakes.vm import FakeVm, domain_uuid, within_limit
 
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 MACHINE = KnobKey(HOST_UUID, Knob.RT_RUNTIME, 17)
@@ -54,49 +52,15 @@ WARP_KNOBS = {
     Mechanism.BVT: Knob.BVT_WARP,
     Mechanism.GROUP_IDENTITY: Knob.GROUP_IDENTITY,
 }
-_WITH_CLASS = {EgressGroup.BATCH, EgressGroup.CRITICAL, EgressGroup.CHANGED}
-"""Where a VM has a class of its own on an uplink."""
-
-
-def domain_uuid(name: str) -> str:
-    """A UUID that is always the same for a name."""
-    return f"00000000-0000-4000-8000-{abs(sum(ord(c) * 257**i for i, c in enumerate(name))) % 16**12:012x}"
 
 
 @dataclass
-class FakeVm:
-    """A running QEMU process as the kernel shows it."""
-
-    instance: VmInstance
-    weight: int | None
-    vcpus: list[CpuSet]
-    emulator: CpuSet
-    cpu_ns: int = 0
-    delay_ns: int = 0
-    run_ns: dict[int, int] = field(default_factory=dict)
-    idle: bool = False
-    quota: Quota = field(default_factory=lambda: Quota(UNLIMITED, 100_000))
-    iothreads: dict[int, CpuSet] = field(default_factory=dict)
-    nodes: frozenset[int] = frozenset()
-    slices: dict[int, int] = field(default_factory=dict)
-    warps: dict[Knob, int] = field(default_factory=dict)
-    schedulings: dict[int, int] = field(default_factory=dict)
-    runtimes: dict[tuple[Knob, int], int] = field(default_factory=dict)
-    place: int = OUTSIDE
-    memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
-    disks: dict[tuple[Knob, int], int] = field(default_factory=dict)
-    egress: dict[int, int] = field(default_factory=dict)
-    turns: dict[int, int] = field(default_factory=dict)
-    tap_limits: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class FakeHost:
+class FakeHost(FakeUplinks):
     """``HostPort`` in memory. The next writes fail with the errnos in ``fail_next``; knobs in ``ignore`` keep still.
 
     ``mechanisms`` are those for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler, which
     the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that were
-    asked for their warps, ``leaving`` those that migrate to other hosts, ``interfaces`` what ``taps`` answers.
+    asked for their warps, ``leaving`` those that migrate to other hosts.
     ``limits``: it has CONFIG_RT_GROUP_SCHED, and all VMs are below one group. ``strangers`` are VMs of others in the
     batch group.
     """
@@ -106,12 +70,10 @@ class FakeHost:
     boot_id: str = "boot-1"
     connected: bool = True
     discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
-    vms: dict[str, FakeVm] = field(default_factory=dict)
     listed: dict[str, VmInstance] = field(default_factory=dict)
     fail_next: list[int] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
-    interfaces: dict[str, frozenset[int]] = field(default_factory=dict)
     ignore: set[Knob] = field(default_factory=set)
     writes: list[tuple[KnobKey, KnobValue]] = field(default_factory=list)
     next_pid: int = 100
@@ -141,11 +103,6 @@ class FakeHost:
     """VMs have weights on disks."""
     disks: tuple[int, ...] = ()
     """Numbers of those that VMs may have ceilings on."""
-    ports: dict[int, UplinkPort] = field(default_factory=dict)
-    """What may be an uplink, by index."""
-    divided: dict[int, int] = field(default_factory=dict)
-    """The rate of each uplink that is divided."""
-    batch_ceilings: dict[int, int] = field(default_factory=dict)
     clock_domains: dict[int, ClockDomain] = field(default_factory=dict)
     powers: dict[tuple[Knob, int], int] = field(default_factory=dict)
     """Power settings of pCPUs, and of their clocks."""
@@ -190,7 +147,10 @@ class FakeHost:
             self._require(instance)
             return self._disks(instance.uuid)
         if family is Family.NETWORK:
-            return self._egress(instance)
+            if instance.uuid == HOST_UUID:
+                return self.egress_of_host()
+            self._require(instance)
+            return self.egress_of_vm(instance.uuid)
         return self._scheduling(instance) if family is Family.SCHEDULING else self._warp(instance)
 
     def _interrupts(self) -> dict[KnobKey, KnobValue]:
@@ -251,11 +211,13 @@ class FakeHost:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
-        return own | self._batch() | self._above() | self._uplinks() | self._powers()
+        return own | self._batch() | self._above() | self.uplink_knobs() | self._powers()
 
     def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        numbers = self._warps(uuid) | self._schedulings(uuid) | self._memories(uuid) | self._disks(uuid)
-        return {**self._state(uuid).knobs(), **numbers, **self._groups(uuid, self.ports), **self._tap_limits(uuid)}
+        numbers = (
+            self._warps(uuid) | self.vms[uuid].real_time_knobs(self.limits) | self._memories(uuid) | self._disks(uuid)
+        )
+        return {**self._state(uuid).knobs(), **numbers, **self.egress_groups(uuid, self.ports), **self.tap_limits(uuid)}
 
     def _memory(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         if instance.uuid == HOST_UUID:
@@ -280,81 +242,6 @@ class FakeHost:
         held = self.vms[uuid].disks
         return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
 
-    def uplinks(self) -> dict[int, UplinkPort]:
-        return dict(self.ports)
-
-    def _uplinks(self) -> dict[KnobKey, KnobValue]:
-        """One that is not divided has no ceiling, which reads like none."""
-        other = {index for index, port in self.ports.items() if port.other_qdisc}
-        rates = {index: ANOTHER if index in other else self.divided.get(index, 0) for index in self.ports}
-        own: dict[KnobKey, KnobValue] = {
-            KnobKey(HOST_UUID, Knob.UPLINK_RATE, index): rate for index, rate in rates.items()
-        }
-        return own | self._batch_ceilings(self.ports)
-
-    def _batch_ceilings(self, uplinks: Iterable[int]) -> dict[KnobKey, KnobValue]:
-        held = self.batch_ceilings
-        return {KnobKey(HOST_UUID, Knob.BATCH_EGRESS, index): held.get(index, UNLIMITED) for index in uplinks}
-
-    def _egress(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
-        if instance.uuid == HOST_UUID:
-            gone = self._batch_ceilings(self.ports.keys() - self.divided.keys())
-            return {key: value for key, value in self._uplinks().items() if key not in gone}
-        self._require(instance)
-        held = self._groups(instance.uuid, self.divided)
-        gone = {index for index in self.divided if not self.has_class(instance.uuid, index)}
-        there = {key: value for key, value in held.items() if key.knob is Knob.EGRESS_GROUP or key.index not in gone}
-        return {**there, **self._tap_limits(instance.uuid)}
-
-    def has_class(self, uuid: str, uplink: int) -> bool:
-        """Whether a VM has a class of its own there."""
-        return uplink in self.divided and uuid in self.vms and self.vms[uuid].egress.get(uplink) in _WITH_CLASS
-
-    def _tap_limits(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        held = self.vms[uuid].tap_limits
-        return {KnobKey(uuid, Knob.TAP_LIMIT, tap): held.get(tap, NO_RATE) for tap in self.interfaces.get(uuid, ())}
-
-    def _groups(self, uuid: str, uplinks: Iterable[int]) -> dict[KnobKey, KnobValue]:
-        """A VM without a class has no turn, which reads like the usual one."""
-        vm = self.vms[uuid]
-        return {
-            key: value
-            for index in uplinks
-            for key, value in (
-                (KnobKey(uuid, Knob.EGRESS_GROUP, index), vm.egress.get(index, EgressGroup.OTHERS)),
-                (KnobKey(uuid, Knob.EGRESS_TURN, index), vm.turns.get(index, USUAL_TURN)),
-            )
-        }
-
-    def _set_egress(self, key: KnobKey, value: int) -> None:
-        """Classes and filters go with the qdisc."""
-        index = key.index
-        if key.knob is Knob.TAP_LIMIT:
-            self.vms[key.uuid].tap_limits[index] = value
-        elif key.knob is Knob.UPLINK_RATE:
-            if self.ports[index].other_qdisc:
-                raise HostError("another tool's qdisc", errno.EBUSY)
-            if value > 0:
-                self.divided[index] = value
-                return
-            self.divided.pop(index, None)
-            self.batch_ceilings.pop(index, None)
-            for vm in self.vms.values():
-                vm.egress.pop(index, None)
-                vm.turns.pop(index, None)
-        elif index not in self.divided:
-            raise VmVanished("not divided", errno.ENOENT)
-        elif key.knob is Knob.BATCH_EGRESS:
-            self.batch_ceilings[index] = value
-        elif key.knob is Knob.EGRESS_GROUP:
-            self.vms[key.uuid].egress[index] = value
-            if value not in _WITH_CLASS:
-                self.vms[key.uuid].turns.pop(index, None)
-        elif self.has_class(key.uuid, index):
-            self.vms[key.uuid].turns[index] = value
-        else:
-            raise VmVanished("no class", errno.ENOENT)
-
     def _set_disk(self, key: KnobKey, value: int) -> None:
         if key not in self._disks(key.uuid):
             raise VmVanished(f"no {key.knob}", errno.ENOENT)
@@ -378,18 +265,7 @@ class FakeHost:
         if instance.uuid == HOST_UUID:
             return above | ({KnobKey(HOST_UUID, Knob.RT_RUNTIME): MOST_LIMIT_US} if self.limits else {})
         self._require(instance)
-        return above | self._schedulings(instance.uuid)
-
-    def _schedulings(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        vm = self.vms[uuid]
-        vcpus = range(len(vm.vcpus))
-        found: dict[KnobKey, KnobValue] = {
-            KnobKey(uuid, Knob.SCHEDULING, index): vm.schedulings.get(index, 0) for index in vcpus
-        }
-        if self.limits:
-            groups = [(Knob.RT_RUNTIME, 0), (Knob.RT_RUNTIME, 1), *((Knob.VCPU_RT_RUNTIME, index) for index in vcpus)]
-            found |= {KnobKey(uuid, *group): vm.runtimes.get(group, 0) for group in groups}
-        return found
+        return above | self.vms[instance.uuid].real_time_knobs(self.limits)
 
     def _warp(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         self.warp_reads.append(instance.uuid)
@@ -513,24 +389,24 @@ class FakeHost:
         elif key.knob in POWERS:
             self._set_power(key, value)
         elif key == MACHINE:
-            self._limit(value, 0, (vm.runtimes.get((Knob.RT_RUNTIME, 0), 0) for vm in self.vms.values()))
+            within_limit(value, 0, (vm.runtimes.get((Knob.RT_RUNTIME, 0), 0) for vm in self.vms.values()))
             self.machine_us = value
         elif key.knob in MEMORIES:
             self._set_memory(key, value)
         elif key.knob.spec.family is Family.DISK:
             self._set_disk(key, value)
         elif key.knob in EGRESS:
-            self._set_egress(key, value)
+            self.set_egress(key, value)
         elif key.knob in BATCH_GROUPS:
             self._set_batch(key.knob, value)
         elif key.knob is Knob.BATCH_GROUP:
             self._move(self.vms[key.uuid], value)
         elif key.knob in SCHEDULINGS:
-            self._set_scheduling(self.vms[key.uuid], key, value)
+            self._set_real_time(self.vms[key.uuid], key, value)
         elif key.knob in WARPS:
             self._set_warp(self.vms[key.uuid], key, value)
         else:
-            self._set_number(self.vms[key.uuid], key.knob, value)
+            self.vms[key.uuid].set_cpu(self.scale, key.knob, value)
 
     def _set_batch(self, knob: Knob, value: int) -> None:
         if not self.batch or self.scale is None:
@@ -563,51 +439,9 @@ class FakeHost:
             raise HostError("write: Invalid argument", errno.EINVAL)
         vm.warps[key.knob] = value
 
-    def _set_scheduling(self, vm: FakeVm, key: KnobKey, value: int) -> None:
-        if key not in self._schedulings(key.uuid):
-            raise VmVanished(f"no {key.knob}", errno.ENOENT)
-        if key.knob is Knob.SCHEDULING:
-            if is_real_time(value) and not vm.runtimes.get((Knob.VCPU_RT_RUNTIME, key.index)):
-                raise HostError("sched_setattr: Operation not permitted", errno.EPERM)
-            vm.schedulings[key.index] = value
-            return
-        outer, inner = (vm.runtimes.get((Knob.RT_RUNTIME, index), 0) for index in (0, 1))
-        vcpus = {index: vm.runtimes.get((Knob.VCPU_RT_RUNTIME, index), 0) for index in range(len(vm.vcpus))}
-        if key.knob is Knob.VCPU_RT_RUNTIME:
-            if not value and is_real_time(vm.schedulings.get(key.index, 0)):
-                raise HostError("write: Device or resource busy", errno.EBUSY)
-            self._limit(sum((vcpus | {key.index: value}).values()), 0, (), inner)
-        elif key.index == 1:
-            self._limit(value, 0, vcpus.values(), outer)
-        else:
-            others = (one.runtimes.get((Knob.RT_RUNTIME, 0), 0) for one in self.vms.values() if one is not vm)
-            self._limit(value, sum(others), (inner,), self.machine_us)
-        vm.runtimes[key.knob, key.index] = value
-
-    @staticmethod
-    def _limit(value: int, beside: int, inside: Iterable[int], around: int = MOST_LIMIT_US) -> None:
-        """kernel/sched/rt.c, tg_rt_schedulable: no group has less than those inside it together."""
-        if sum(inside) > value or value + beside > around:
-            raise HostError("write: Invalid argument", errno.EINVAL)
-
-    def _set_number(self, vm: FakeVm, knob: Knob, value: int) -> None:
-        if self.scale is None:
-            raise HostError("no such file", errno.ENOENT)
-        if knob is Knob.IDLE:
-            if value not in {0, 1}:
-                raise HostError("write: Invalid argument", errno.EINVAL)
-            if vm.idle != bool(value):  # kernel/sched/fair.c, sched_group_set_idle: the weight before is lost
-                vm.idle, vm.weight = bool(value), self.scale.default
-        elif knob is Knob.QUOTA:
-            if value != UNLIMITED and value < LEAST_QUOTA_US:
-                raise HostError("write: Invalid argument", errno.EINVAL)
-            vm.quota = Quota(value, vm.quota.period_us)
-        elif vm.idle:
-            raise HostError("write: Invalid argument", errno.EINVAL)
-        elif not self.scale.minimum <= value <= self.scale.maximum:
-            raise HostError("write: Numerical result out of range", errno.ERANGE)
-        else:
-            vm.weight = value
+    def _set_real_time(self, vm: FakeVm, key: KnobKey, value: int) -> None:
+        others = (other.runtimes.get((Knob.RT_RUNTIME, 0), 0) for other in self.vms.values() if other is not vm)
+        vm.set_real_time(key, value, self.limits, sum(others), self.machine_us)
 
     def plug_vcpu(self, name: str) -> None:
         """One vCPU more: its thread is started by, and so runs where, the emulator's does."""

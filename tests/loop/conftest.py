@@ -20,8 +20,9 @@ from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSp
 from manager.protocol.client import ManagerClient
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
 from tests.fakes.manager import Manager, Wire
+from tests.fakes.vm import domain_uuid
 
 
 @dataclass

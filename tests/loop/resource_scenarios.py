@@ -17,7 +17,7 @@ from manager.model.rules import (
     NetworkRules,
     UplinkRules,
 )
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.stage import Order, Scenario, Stage, nothing
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})

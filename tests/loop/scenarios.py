@@ -14,7 +14,7 @@ from manager.model.rules import (
 )
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import LOADED, Mechanism, WarpUse
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.stage import Order, Scenario, Stage, nothing, release
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})

@@ -14,7 +14,8 @@ from manager.model.law import Law
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from manager.model.resource_use import ResourceUse, VmResources
 from manager.model.topology import NicQueue, Topology
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
+from tests.fakes.vm import domain_uuid
 
 Order = Callable[["Stage"], None]
 

@@ -29,7 +29,7 @@ from manager.model.window import Window
 from manager.store.database import Database
 from manager.store.models import VmStatusRow
 from tests.fakes.examiner import FOUND
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.site import SLOT_S, START_S, Site
 
 STATUS = SourceStatus("shop", "log", SourceKind.NGINX_SYSLOG, SourceState.OK, START_S, accepted=7, refused=2)

@@ -11,7 +11,7 @@ import pytest
 
 from manager.model.knobs import Knob, KnobKey
 from manager.store.database import Database
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.site import Machine, Site
 
 HANGS_S = 60

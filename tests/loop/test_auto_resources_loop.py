@@ -17,8 +17,9 @@ from manager.model.resource_use import DeviceCounters, DiskCounters, HostCounter
 from manager.model.rules import DiskRules
 from manager.model.window import Window
 from policies.auto import POLICY as AUTO
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
 from tests.fakes.resources import FakeResources
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 SDA, INTERVAL_S, TARGET_MS = 2048, 5.0, 100.0

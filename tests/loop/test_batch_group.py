@@ -10,7 +10,7 @@ from manager.model.knobs import BATCH_GROUPS, INSIDE, OUTSIDE, PARTLY, Knob
 from manager.model.records import OutcomeKind
 from manager.model.registration import Mode, VmClass
 from manager.model.rules import BatchGroupUse, PlacementRules
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 ON = PlacementRules(batch_group=BatchGroupUse.ON)

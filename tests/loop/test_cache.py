@@ -23,7 +23,7 @@ from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Application, CacheControl, Mode, Sla, Tier
 from manager.model.window import Window
 from tests.fakes.cache_host import CacheHost
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 SHOP, BAR = "equipoise-shop", "equipoise-bar"

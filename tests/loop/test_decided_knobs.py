@@ -16,7 +16,7 @@ from manager.model.knobs import UNLIMITED, Knob, KnobKey
 from manager.model.limits import EVERYTHING, AgentLimits
 from manager.model.registration import Mode
 from manager.model.rules import DiskRules
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 PERIOD_US = 100_000

@@ -24,9 +24,10 @@ from manager.model.limits import EVERYTHING
 from manager.protocol.client import ManagerClient
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.examiner import FakeExaminer
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
 from tests.fakes.manager import ASSIGNMENT, Manager, Wire, orders, stored
 from tests.fakes.telemetry import FakeTelemetry
+from tests.fakes.vm import domain_uuid
 from tests.loop.disk import SmallDisk, small_disk
 
 HOST = dict(ASSIGNMENT["host"], mode="enforce", policy="priority")  # type: ignore[call-overload]

@@ -22,7 +22,8 @@ from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
 from manager.model.traffic import AnswerCount, Answered, JudgedService
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
+from tests.fakes.vm import domain_uuid
 from tests.fakes.wait_alarm import FakeWaitAlarm
 from tests.loop.conftest import Rig
 

@@ -11,7 +11,7 @@ from manager.loop.tick import TickResult
 from manager.model.job import BatchJob, JobState
 from manager.model.knobs import Knob
 from manager.model.registration import Mode
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 

@@ -19,7 +19,6 @@ from manager.model.host import VmInstance
 from manager.model.registration import VmClass
 from manager.protocol.client import ManagerClient
 from tests.fakes.examiner import FOUND
-from tests.fakes.host import domain_uuid
 from tests.fakes.manager import (
     ASSIGNMENT,
     END_S,
@@ -34,6 +33,7 @@ from tests.fakes.manager import (
     stored,
     with_buckets,
 )
+from tests.fakes.vm import domain_uuid
 
 
 def test_orders_are_understood(manager: Manager, link: ManagerLink) -> None:

@@ -17,8 +17,9 @@ from manager.model.records import OutcomeKind
 from manager.model.registration import Mode
 from manager.model.resource_use import HostCounters, Pressures, VmCounters
 from manager.model.rules import MemoryRules
-from tests.fakes.host import MACHINE_MEMORY, FakeHost, domain_uuid
+from tests.fakes.host import MACHINE_MEMORY, FakeHost
 from tests.fakes.resources import FakeResources
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from manager.model.histogram import Histogram
 from manager.model.host import Quota
 from manager.model.registration import Application, Sla
 from manager.model.window import Window
-from tests.fakes.host import domain_uuid
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 

@@ -26,8 +26,9 @@ from manager.model.resource_use import (
     Uplink,
     VmCounters,
 )
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
 from tests.fakes.resources import FakeResources
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 ROUND = round(EVERY_S)

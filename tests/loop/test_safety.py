@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 NAMES = ("a", "b", "c", "d")

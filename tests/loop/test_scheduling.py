@@ -13,7 +13,8 @@ from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import Mechanism, WarpUse
-from tests.fakes.host import MACHINE, domain_uuid
+from tests.fakes.host import MACHINE
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 FIFO = Scheduling(SchedulingPolicy.FIFO, limit=0.3)

@@ -24,7 +24,8 @@ from manager.model.registration import Mode
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
 from manager.protocol.report import PowerControlStatus, ReportIn, VmStatus
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -16,7 +16,8 @@ from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import Application, Mode, Tier
-from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.host import FakeHost
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
 

@@ -16,7 +16,8 @@ from manager.model.knobs import WARPS, Knob, KnobKey
 from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
 from manager.model.warp import LOADED, OUTDATED, UNLOADED, Mechanism, WarpUse
-from tests.fakes.host import SCHEDULER, domain_uuid
+from tests.fakes.host import SCHEDULER
+from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 from tests.loop.test_decided_knobs import TheRig
 

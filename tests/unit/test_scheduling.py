@@ -28,7 +28,8 @@ from manager.model.scheduling import (
     joined,
     parted,
 )
-from tests.fakes.host import MACHINE, FakeHost, domain_uuid
+from tests.fakes.host import MACHINE, FakeHost
+from tests.fakes.vm import domain_uuid
 from tests.unit.build import snapshot, view
 
 NAMES = ("cache", "db", "web")
