@@ -19,7 +19,7 @@ from typing import Any
 
 from manager.protocol.client import Answer
 from manager.protocol.client import Connection as HttpConnection
-from tests.bench.fleet_agents import THREADS, SimulatedAgent
+from tests.bench.fleet_agents import THREADS, Common, SimulatedAgent
 
 MANAGERS = "managers.example"
 """The name of all managers, which agents find by a name server that says the addresses in another order each time."""
@@ -149,9 +149,11 @@ def drive(orders: Orders, pipe: Connection) -> None:
     know_managers(orders.addresses, orders.port)
     url = f"http://{MANAGERS}:{orders.port}"
     networks = {host: WatchedNetwork(url, host) for host in orders.hosts}
+    common = Common.drawn(orders.hosts[0])
     agents = {
         host: SimulatedAgent(
             *(url, orders.token, host, orders.vms, orders.interval_s, orders.folder / host),
+            common=common,
             network=network,
             sync_s=SYNC_S,
         )

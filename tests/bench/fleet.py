@@ -1,13 +1,17 @@
 """What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
 
-    python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--reads-per-s 2]
-        [--workers 1] [--statements] [--json FILE]
+    python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--ramp-s S] [--warm-up-s 20]
+        [--reads-per-s 2] [--workers 1] [--small-fleet 20] [--statements] [--json FILE]
 
 The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
-log to disk) do. Beside them somebody reads lists; ``--reads-per-s 0``: nobody does, for the cost of reports alone. All
+log to disk) do. They begin one after the other within ``--ramp-s``, and all are left alone for ``--warm-up-s`` before
+anything counts. Beside them somebody reads lists; ``--reads-per-s 0``: nobody does, for the cost of reports alone. All
 share this machine, which is printed with the numbers. From these a fleet of 10,000 hosts is calculated: an estimate,
 that cost grows with the number of reports. ``--statements`` lists what PostgreSQL does for a report.
+
+A report is late when it is acknowledged more than an interval and ``--grace-s`` after the tick that it follows was due.
+Files of the agents are in memory: those of a real fleet are on as many disks.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import contextlib
 import math
 import multiprocessing
+import os
 import re
 import tempfile
 import time
@@ -31,9 +36,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, write_json
-from tests.bench.fleet_agents import TIERS, Driven, drive, vm_names
-from tests.bench.site import Usage, running_manager, usage
+from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, vm_names
+from tests.bench.site import ManagerProcess, Usage, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
 
 DRIVERS = 2
@@ -41,7 +46,27 @@ LARGE_FLEET = 10_000
 CORE_SHARE = 0.6
 """Of a core, that is what a manager process may be planned to use: requests come in bursts."""
 _MOST_STATEMENTS = 40
-READS = ("/vms?limit=1000", "/hosts?limit=1000", "/applications?limit=100", "/events?limit=100", "/decisions?limit=100")
+MOST_VMS = "/vms?limit=1000"
+READS = (
+    MOST_VMS,
+    "/hosts?limit=1000",
+    "/fleet?limit=30&hosts_limit=12",
+    "/applications?limit=100",
+    "/events?limit=100",
+    "/decisions?limit=100",
+)
+BARS = {
+    "manager, CPU ms per host and interval": 1.5,
+    "PostgreSQL, CPU ms per host and interval": 0.7,
+    "late reports": 0.0,
+    "requests that failed": 0.0,
+    "1,000 VMs read, p95, ms": 50.0,
+    "agents, CPU ms per host and interval": 3.0,
+}
+"""The most that each may be; the last leaves room for 1,000 hosts' agents beside their managers on two cores."""
+_BEGIN_PER_S = 8.0
+"""So many hosts begin in a second, if not said otherwise: a first report is ten times as long as others."""
+_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,10 @@ class Options:
     warm_up_s: float
     reads_per_s: float
     statements: bool
+    ramp_s: float
+    grace_s: float
     workers: int = 1
+    small_fleet: int | None = None
 
 
 def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
@@ -86,6 +114,18 @@ def postgres_cpu_s(server: PostgresServer) -> float:
             elif int(fields[1]) == postmaster:
                 used_s += sum(map(int, fields[11:13])) / 100
     return used_s
+
+
+def memory_mib(server: PostgresServer) -> float:
+    """Memory of all processes of a server, what they share counted once: proc_pid_smaps(5)."""
+    postmaster = int((server.folder / "data/postmaster.pid").read_text().split("\n", 1)[0])
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    kib = 0
+    for pid in (postmaster, *children):
+        with contextlib.suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kib += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return kib / 1024
 
 
 @dataclass(frozen=True)
@@ -156,13 +196,21 @@ class Result:
     seconds: float
     reports_per_s: float
     failed: int
+    failed_requests: int
     report_ms: Spread
     late_ms: Spread
+    told_ms: Spread
+    late_reports: int
+    longest_gap_s: float
     read_ms: dict[str, Spread]
+    read_p95_ms: dict[str, float]
     sent_bytes_per_s: float
+    agents_share: float
+    agents_mib: float
     manager_share: float
     manager_mib: float
     postgres_share: float
+    postgres_mib: float
     growth_bytes_per_day: dict[str, float]
     busy_share: float
     commits_per_s: float
@@ -178,6 +226,24 @@ class Result:
     def postgres_ms(self) -> float:
         """PostgreSQL CPU milliseconds per host and interval."""
         return self.postgres_share * self.interval_s / self.hosts * 1000
+
+    @property
+    def agents_ms(self) -> float:
+        """CPU milliseconds of an agent and its simulated host per interval."""
+        return self.agents_share * self.interval_s / self.hosts * 1000
+
+    @property
+    def host_mb_per_day(self) -> float:
+        """What the database grows by, per host."""
+        return sum(self.growth_bytes_per_day.values()) / self.hosts / 1e6
+
+    def bars(self) -> dict[str, float]:
+        """What there are bars for, as measured; nothing for what was not."""
+        values = (
+            *(self.manager_ms, self.postgres_ms, self.late_reports, self.failed_requests),
+            *(self.read_p95_ms.get(MOST_VMS), self.agents_ms),
+        )
+        return {name: value for name, value in zip(BARS, values, strict=True) if value is not None}
 
 
 def manager_usage(pid: int) -> Usage:
@@ -217,6 +283,7 @@ def measure(
     read(client, began_s + options.seconds, options.reads_per_s, reads)
     spent_s = time.monotonic() - began_s
     after, after_s, after_bytes, after_cpu = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    postgres_mib = memory_mib(server)
     commits, flushes = (now - then for now, then in zip(commits_and_flushes(url), commits_before, strict=True))
     for pipe in pipes:
         pipe.send("stop")
@@ -224,26 +291,47 @@ def measure(
     reports = round(spent_s / options.interval_s * options.hosts)
     statements = read_statements(url, reports) if options.statements else []
     grown = {name: grown_bytes(before[2][name], size) / spent_s * 86400 for name, size in after_bytes.items()}
+    told_s = [told for one in driven for told in one.told_s]
     return Result(
-        options.hosts,
-        options.vms,
-        options.interval_s,
-        spent_s,
-        sum(one.exchanges for one in driven) / spent_s,
-        sum(one.failed for one in driven),
-        Spread.of([1000 * took for one in driven for took in one.took_s]),
-        Spread.of([1000 * late for one in driven for late in one.late_s]),
-        {path: Spread.of(took) for path, took in reads.items()},
-        sum(one.sent_bytes for one in driven) / spent_s,
-        (after.cpu_s - before[0].cpu_s) / spent_s,
-        after.most_mib,
-        (after_s - before[1]) / spent_s,
-        {name: size for name, size in sorted(grown.items(), key=lambda item: -item[1]) if size > 0},
-        (after_cpu[0] - before[3][0]) / (after_cpu[1] - before[3][1]),
-        commits / spent_s,
-        flushes / spent_s,
-        statements,
+        hosts=options.hosts,
+        vms=options.vms,
+        interval_s=options.interval_s,
+        seconds=spent_s,
+        reports_per_s=len(told_s) / spent_s,
+        failed=sum(one.failed for one in driven),
+        failed_requests=sum(one.failed_requests for one in driven),
+        report_ms=Spread.of([1000 * took for one in driven for took in one.took_s]),
+        late_ms=Spread.of([1000 * late for one in driven for late in one.late_s]),
+        told_ms=Spread.of([1000 * told for told in told_s]),
+        late_reports=late_reports(told_s, options.interval_s, options.grace_s),
+        longest_gap_s=max(gap_s for one in driven for gap_s in one.gap_s),
+        read_ms={path: Spread.of(took) for path, took in reads.items()},
+        read_p95_ms={path: percentile(took, 95) for path, took in reads.items()},
+        sent_bytes_per_s=sum(one.sent_bytes for one in driven) / spent_s,
+        agents_share=sum(one.cpu_s for one in driven) / spent_s,
+        agents_mib=sum(one.most_mib for one in driven),
+        manager_share=(after.cpu_s - before[0].cpu_s) / spent_s,
+        manager_mib=after.most_mib,
+        postgres_share=(after_s - before[1]) / spent_s,
+        postgres_mib=postgres_mib,
+        growth_bytes_per_day={
+            name: size for name, size in sorted(grown.items(), key=lambda item: -item[1]) if size > 0
+        },
+        busy_share=(after_cpu[0] - before[3][0]) / (after_cpu[1] - before[3][1]),
+        commits_per_s=commits / spent_s,
+        flushes_per_s=flushes / spent_s,
+        statements=statements,
     )
+
+
+def late_reports(told_s: Sequence[float], interval_s: float, grace_s: float) -> int:
+    """How many of the reports came too late, from when a tick was due until its report was acknowledged."""
+    return sum(told > interval_s + grace_s for told in told_s)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank of at least one value."""
+    return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
 
 def large(result: Result) -> Iterator[tuple[str, str]]:
@@ -262,23 +350,34 @@ def show(result: Result) -> None:
     table = Table("", "", show_header=False, title="fleet")
     table.add_row("hosts, VMs each, interval", f"{result.hosts}, {result.vms}, {result.interval_s:g} s")
     table.add_row("measured for", f"{result.seconds:.0f} s; machine busy {result.busy_share:.0%}")
-    asked = result.hosts / result.interval_s
-    table.add_row("reports a second", f"{result.reports_per_s:.1f} of {asked:.1f}; agents that failed: {result.failed}")
-    for name, spread in (("a report", result.report_ms), ("late", result.late_ms)):
+    failures = f"requests that failed: {result.failed_requests}; agents without a manager at the end: {result.failed}"
+    table.add_row("reports a second", f"{result.reports_per_s:.1f}; {failures}")
+    late = f"{result.late_reports} of {result.told_ms.count}; longest time without one of a host"
+    table.add_row("late reports", f"{late} {result.longest_gap_s:.1f} s")
+    spreads = (
+        ("a request", result.report_ms),
+        ("ticks and turns begin late by", result.late_ms),
+        ("from a tick to its report acknowledged", result.told_ms),
+    )
+    for name, spread in spreads:
         table.add_row(f"{name}, median, p99, most", f"{spread.median:.1f}, {spread.p99:.1f}, {spread.largest:.1f} ms")
     for path, spread in result.read_ms.items():
-        table.add_row(f"GET {path}", f"median {spread.median:.1f}, p99 {spread.p99:.1f} ms of {spread.count}")
+        figures = f"median {spread.median:.1f}, p95 {result.read_p95_ms[path]:.1f}, p99 {spread.p99:.1f} ms"
+        table.add_row(f"GET {path}", f"{figures} of {spread.count}")
     table.add_row("manager", f"{result.manager_share:.1%} of a core, {result.manager_mib:.0f} MiB at most")
-    table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core")
-    spent = f"manager {result.manager_ms:.2f}, PostgreSQL {result.postgres_ms:.2f} ms"
+    table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core, {result.postgres_mib:.0f} MiB at the end")
+    table.add_row("agents, simulation included", f"{result.agents_share:.1%} of a core, {result.agents_mib:.0f} MiB")
+    spent = f"manager {result.manager_ms:.2f}, PostgreSQL {result.postgres_ms:.2f}, agents {result.agents_ms:.2f} ms"
     table.add_row("CPU per host and interval", spent)
     table.add_row("commits, flushes a second", f"{result.commits_per_s:.1f}, {result.flushes_per_s:.1f}")
     for name, size in result.growth_bytes_per_day.items():
         table.add_row(f"table {name} grows a day by", f"{size / 1e9:.2f} GB before retention")
-    table.add_row(
-        "all tables, a host and day", f"{sum(result.growth_bytes_per_day.values()) / result.hosts / 1e6:.1f} MB"
-    )
+    table.add_row("all tables, a host and day, before older rows are packed", f"{result.host_mb_per_day:.1f} MB")
     console = Console(width=120)
+    console.print(table)
+    table = Table("bar", "most", "measured", "", title="bars")
+    for name, value in result.bars().items():
+        table.add_row(name, f"{BARS[name]:g}", f"{value:.2f}", verdict(value, BARS[name]))
     console.print(table)
     if result.statements:
         calls, took_ms = (sum(getattr(one, name) for one in result.statements) for name in ("calls", "took_ms"))
@@ -301,28 +400,33 @@ def run(options: Options) -> Result:
             postgres_server(durable=True, preload="pg_stat_statements" if options.statements else "")
         )
         url = server.create("fleet")
-        manager = stack.enter_context(running_manager(folder, url, options.interval_s, options.workers))
+        more = () if options.small_fleet is None else ("--small-fleet", f"{options.small_fleet}")
+        manager = stack.enter_context(running_manager(folder, url, options.interval_s, options.workers, more))
         register(manager.client, hosts, options.vms)
-        context = multiprocessing.get_context("spawn")
-        pipes = []
-        for number in range(DRIVERS):
-            own, theirs = context.Pipe()
-            given = (
-                manager.url,
-                manager.token,
-                hosts[number::DRIVERS],
-                options.vms,
-                options.interval_s,
-                folder,
-                theirs,
-            )
-            process = context.Process(target=drive, args=given, daemon=True)
-            process.start()
-            stack.callback(process.join, 60)
-            pipes.append(own)
-        for pipe in pipes:
-            pipe.recv()
+        pipes = agents_of(stack, hosts, manager, options)
+        with Progress(transient=True) as shown:
+            shown.add_task("agents begin", total=None)
+            for pipe in pipes:
+                pipe.recv()
         return measure(manager.client, manager.pid, server, url, pipes, options)
+
+
+def agents_of(stack: ExitStack, hosts: Sequence[str], manager: ManagerProcess, options: Options) -> list[Connection]:
+    """Start the agents' processes; each says once when all of its agents have begun."""
+    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-agents-", dir=memory)))
+    context = multiprocessing.get_context("spawn")
+    pipes = []
+    for number in range(DRIVERS):
+        own, theirs = context.Pipe()
+        mine = hosts[number::DRIVERS]
+        ordered = (manager.url, manager.token, mine, options.vms, options.interval_s, options.ramp_s, folder)
+        process = context.Process(target=drive, args=(Orders(*ordered), theirs), daemon=True)
+        process.start()
+        theirs.close()  # so that ``recv`` raises EOFError if the process ends
+        stack.callback(process.join, 60)
+        pipes.append(own)
+    return pipes
 
 
 def main() -> None:
@@ -334,7 +438,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up-s", type=float, default=20.0)
     parser.add_argument("--reads-per-s", type=float, default=2.0)
+    parser.add_argument("--ramp-s", type=float, help=f"agents begin within; {_BEGIN_PER_S:g} hosts a second by default")
+    parser.add_argument("--grace-s", type=float, default=1.0, help="a report is late so long after its interval")
     parser.add_argument("--workers", type=int, default=1, help="processes of the manager")
+    parser.add_argument("--small-fleet", type=int, help="the manager's setting: 0 lets few hosts report as many do")
     parser.add_argument("--statements", action="store_true", help="list PostgreSQL's statements per report")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -346,13 +453,17 @@ def main() -> None:
         given.warm_up_s,
         given.reads_per_s,
         given.statements,
+        given.hosts / _BEGIN_PER_S if given.ramp_s is None else given.ramp_s,
+        given.grace_s,
         given.workers,
+        given.small_fleet,
     )
     with undone_when_told_to_end():
         result = run(options)
     print(machine())
     show(result)
-    write_json(given.json, {"result": asdict(result), "large": dict(large(result))})
+    bars = {name: {"most": BARS[name], "measured": value} for name, value in result.bars().items()}
+    write_json(given.json, {"bars": bars, "result": asdict(result), "large": dict(large(result))})
 
 
 if __name__ == "__main__":

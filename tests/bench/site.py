@@ -164,9 +164,11 @@ class ManagerProcess:
 
 
 @contextmanager
-def running_manager(folder: Path, database_url: str, interval_s: float, workers: int = 1) -> Iterator[ManagerProcess]:
-    """A manager that knows of nothing yet."""
-    manager = ManagerProcess(folder, database_url, interval_s, workers)
+def running_manager(
+    folder: Path, database_url: str, interval_s: float, workers: int = 1, more: Sequence[str] = ()
+) -> Iterator[ManagerProcess]:
+    """A manager that knows of nothing yet. ``more``: arguments."""
+    manager = ManagerProcess(folder, database_url, interval_s, workers, more=more)
     try:
         yield manager
     finally:
