@@ -9,7 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from http.client import HTTPException
@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from manager.loop.observer import Clock
 from manager.protocol.client import Answer
 from manager.protocol.client import Connection as HttpConnection
-from tests.bench.fleet_agents import THREADS, Common, SimulatedAgent
+from tests.bench.fleet_agents import THREADS, AgentSpec, Common, SimulatedAgent
 
 MANAGERS = "managers.example"
 """The name of all managers, which agents find by a name server that says the addresses in another order each time."""
@@ -39,6 +40,13 @@ class Orders:
     vms: int
     interval_s: float
     folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Asks for the history of so many minutes, made by the agents' own code as if it were that time."""
+
+    minutes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,29 @@ class WatchedNetwork:
         self._connection.close()
 
 
+class PastClock:
+    """The time as it is set."""
+
+    def __init__(self, epoch_s: float) -> None:
+        self._now = Clock(epoch_s, epoch_s)
+
+    def __call__(self) -> Clock:
+        return self._now
+
+    def pass_s(self, seconds: float) -> None:
+        """So much passes."""
+        self._now = Clock(self._now.epoch_s + seconds, self._now.monotonic_s + seconds)
+
+
+def live_through(agent: SimulatedAgent, past: SimulatedAgent, clock: PastClock, ticks: int, interval_s: float) -> int:
+    """Let ``past``, which has the agent's outbox and assignment and ``clock``, tick so often; how much waits then."""
+    past.agent.reporter.assigned = agent.agent.reporter.assigned
+    for _ in range(ticks):
+        past.tick()
+        clock.pass_s(interval_s)
+    return sum(map(len, agent.outbox.peek(1_000_000, 1_000_000_000_000).fields.values()))
+
+
 def know_managers(addresses: Sequence[str], port: int) -> None:
     """Let this process find the managers by their name."""
     ask = socket.getaddrinfo
@@ -143,53 +174,97 @@ def know_managers(addresses: Sequence[str], port: int) -> None:
     socket.getaddrinfo = answer
 
 
+class FaultDriver:
+    """The agents of one process, with the product's own timing of exchanges."""
+
+    def __init__(self, orders: Orders, pool: ThreadPoolExecutor) -> None:
+        self._orders, self._pool = orders, pool
+        self._url = f"http://{MANAGERS}:{orders.port}"
+        self._common = Common.drawn(orders.hosts[0])
+        self._networks = {host: WatchedNetwork(self._url, host) for host in orders.hosts}
+        self._agents = {host: self._agent(host, network) for host, network in self._networks.items()}
+        self._ticks: list[tuple[str, float]] = []
+        self._begun_epoch_s = time.time()
+
+    def _agent(self, host: str, network: WatchedNetwork) -> SimulatedAgent:
+        return SimulatedAgent(
+            self._spec(host, self._orders.folder / host), self._common, network=network, sync_s=SYNC_S
+        )
+
+    def _spec(self, host: str, folder: Path) -> AgentSpec:
+        return AgentSpec(self._url, self._orders.token, host, self._orders.vms, self._orders.interval_s, folder)
+
+    def begin(self) -> None:
+        """All report for the first time, and then by themselves."""
+        agents = self._agents.values()
+        list(self._pool.map(lambda one: one.agent.reporter.sync(), agents))
+        list(self._pool.map(self._tick, self._agents))
+        list(self._pool.map(lambda one: one.agent.reporter.exchange(), agents))  # the first report is the longest
+        for one in agents:
+            one.agent.reporter.start()
+
+    def _tick(self, host: str) -> None:
+        self._agents[host].tick()
+        self._ticks.append((host, time.monotonic()))
+
+    def run(self, pipe: Connection) -> None:
+        """Tick until something is received that is not understood; say how much waits once a history is made."""
+        begun_s, interval_s, hosts = time.monotonic(), self._orders.interval_s, self._orders.hosts
+        due = [(begun_s + interval_s * place / len(hosts), host) for place, host in enumerate(hosts)]
+        making: Future[int] | None = None
+        with ThreadPoolExecutor(1) as maker:  # one, so that ticks do not wait for it
+            while True:
+                if pipe.poll(max(due[0][0] - time.monotonic(), 0)):
+                    order = pipe.recv()
+                    if not isinstance(order, History):
+                        return
+                    making = maker.submit(self._make, order)
+                if making is not None and making.done():
+                    pipe.send(making.result())
+                    making = None
+                if due[0][0] <= time.monotonic():
+                    at_s, host = due[0]
+                    heapq.heapreplace(due, (at_s + interval_s, host))
+                    self._pool.submit(self._tick, host)
+
+    def _make(self, order: History) -> int:
+        """An earlier life of each agent, which ended before this one began; how much waits then, of all."""
+        orders, ticks = self._orders, round(60 * order.minutes / self._orders.interval_s)
+        waiting = 0
+        for host, agent in self._agents.items():
+            clock = PastClock(self._begun_epoch_s - 60 - 60 * order.minutes)
+            spec = self._spec(host, orders.folder / host / "past")
+            past = SimulatedAgent(spec, self._common, outbox=agent.outbox, clock=clock)
+            waiting += live_through(agent, past, clock, ticks, orders.interval_s)
+            past.close()
+        return waiting
+
+    def end(self) -> Seen:
+        """Deliver what is left, and say what was seen."""
+        for one in self._agents.values():
+            one.agent.reporter.stop()
+        waiting = 0
+        for one in self._agents.values():
+            waiting += _deliver(one)
+            one.close()
+        acknowledged = Keys()
+        for network in self._networks.values():
+            acknowledged.add(network.acknowledged)
+        exchanges = [exchange for network in self._networks.values() for exchange in network.exchanges]
+        refused = sum(one.refused for one in self._networks.values())
+        return Seen(exchanges, self._ticks, acknowledged, refused, waiting)
+
+
 def drive(orders: Orders, pipe: Connection) -> None:
-    """Run agents until something is received, deliver what is left, and send what was seen."""
+    """Run agents until told to stop, deliver what is left, and send what was seen."""
     logging.getLogger("manager").setLevel(logging.ERROR)  # that no manager answers is what is wanted
     know_managers(orders.addresses, orders.port)
-    url = f"http://{MANAGERS}:{orders.port}"
-    networks = {host: WatchedNetwork(url, host) for host in orders.hosts}
-    common = Common.drawn(orders.hosts[0])
-    agents = {
-        host: SimulatedAgent(
-            *(url, orders.token, host, orders.vms, orders.interval_s, orders.folder / host),
-            common=common,
-            network=network,
-            sync_s=SYNC_S,
-        )
-        for host, network in networks.items()
-    }
-    ticks: list[tuple[str, float]] = []
-
-    def tick(host: str) -> None:
-        agents[host].tick()
-        ticks.append((host, time.monotonic()))
-
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda one: one.agent.reporter.sync(), agents.values()))
-        list(pool.map(tick, agents))
-        list(pool.map(lambda one: one.agent.reporter.exchange(), agents.values()))  # the first report is the longest
+        driver = FaultDriver(orders, pool)
+        driver.begin()
         pipe.send(None)
-        for one in agents.values():
-            one.agent.reporter.start()
-        begun_s = time.monotonic()
-        count = len(orders.hosts)
-        due = [(begun_s + orders.interval_s * place / count, host) for place, host in enumerate(orders.hosts)]
-        while not pipe.poll(max(due[0][0] - time.monotonic(), 0)):
-            at_s, host = due[0]
-            heapq.heapreplace(due, (at_s + orders.interval_s, host))
-            pool.submit(tick, host)
-    for one in agents.values():
-        one.agent.reporter.stop()
-    waiting = 0
-    for one in agents.values():
-        waiting += _deliver(one)
-        one.close()
-    acknowledged = Keys()
-    for network in networks.values():
-        acknowledged.add(network.acknowledged)
-    exchanges = [exchange for network in networks.values() for exchange in network.exchanges]
-    pipe.send(Seen(exchanges, ticks, acknowledged, sum(one.refused for one in networks.values()), waiting))
+        driver.run(pipe)
+    pipe.send(driver.end())
 
 
 def _deliver(agent: SimulatedAgent) -> int:

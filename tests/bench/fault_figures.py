@@ -34,20 +34,26 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of a phase. ``live_s``: from the repair until each host has reported again; ``recovered_s``: and until nothing
-    fails any more, and what had waited is stored. ``busiest_s``: the most requests that began in a second and were
-    answered. ``during_ms``: the median of a request until the repair, None where that is at once.
+    """Of a phase. From the repair on: ``live_s`` until each host has reported again; ``steady_s`` until each does so in
+    its turns, and nothing fails any more; ``stored_s`` until what had waited is stored.
+
+    ``busiest_s``: the most requests that began in a second and were answered. ``during_ms``: the median of a request
+    until the repair, None where that is at once. ``live_ms``, ``live_p99_ms``: of a live report from the repair until
+    what had waited was stored.
     """
 
     name: str
     seconds: float
     failed: int
     live_s: float
-    recovered_s: float
+    steady_s: float
+    stored_s: float
     busiest_s: int
     median_ms: float
     p99_ms: float
     during_ms: float | None
+    live_ms: float | None
+    live_p99_ms: float | None
     tick_gap_s: float
     reads: int
     reads_failed: int
@@ -85,18 +91,38 @@ def stored_after_s(exchanges: Sequence[Exchange], phase: Phase, hosts: int) -> f
     return max(first.values()) if len(first) == hosts else float("inf")
 
 
+def regular_after_s(exchanges: Sequence[Exchange], phase: Phase, hosts: int, apart_s: float) -> float:
+    """How long after the repair no host was without an answer for longer than ``apart_s`` any more; infinity where one
+    still was at the end.
+    """
+    answered: dict[str, list[float]] = {}
+    for one in sorted(exchanges, key=lambda one: one.at_s):
+        if one.answered and one.at_s >= phase.repaired_s:
+            answered.setdefault(one.host, []).append(one.at_s)
+    regular_s = phase.repaired_s
+    for times_s in answered.values():
+        if phase.end_s - times_s[-1] > apart_s:
+            return float("inf")
+        pairs = zip((phase.repaired_s, *times_s), times_s, strict=False)
+        regular_s = max([regular_s, *(at_s for before_s, at_s in pairs if at_s - before_s > apart_s)])
+    return regular_s - phase.repaired_s if len(answered) == hosts else float("inf")
+
+
 def median_ms(exchanges: Iterable[Exchange]) -> float | None:
     """Of those that were answered; None: none was."""
     took_ms = [1000 * one.took_s for one in exchanges if one.answered]
     return statistics.median(took_ms) if took_ms else None
 
 
-def find(phase: Phase, seen: Seen, reads: Sequence[Read], hosts: int) -> Found:
-    """What came of a fault."""
+def find(phase: Phase, seen: Seen, reads: Sequence[Read], hosts: int, apart_s: float) -> Found:
+    """What came of a fault. ``apart_s``: a host that is longer without an answer has missed its turn."""
     within = [one for one in seen.exchanges if phase.begin_s <= one.at_s < phase.end_s]
     after = [one for one in within if one.at_s >= phase.repaired_s]
     failed_s = [one.at_s - phase.repaired_s for one in after if not one.answered]
     live_s = live_after_s(after, phase.repaired_s, hosts)
+    stored_s = stored_after_s(after, phase, hosts)
+    live = [one for one in after if one.newest_tick_s is None and one.at_s <= phase.repaired_s + stored_s]
+    live_ms = sorted(1000 * one.took_s for one in live if one.answered)
     seconds = collections.Counter(int(one.at_s - one.took_s) for one in within if one.answered)
     took_ms = sorted(1000 * one.took_s for one in within if one.answered)
     looked = [one for one in reads if phase.begin_s <= one.at_s < phase.end_s]
@@ -106,11 +132,14 @@ def find(phase: Phase, seen: Seen, reads: Sequence[Read], hosts: int) -> Found:
         phase.end_s - phase.begin_s,
         sum(not one.answered for one in within),
         live_s,
-        max([live_s, stored_after_s(after, phase, hosts), *failed_s]),
+        max([live_s, regular_after_s(after, phase, hosts, apart_s), *failed_s]),
+        stored_s,
         max(seconds.values(), default=0),
         took_ms[len(took_ms) // 2],
         took_ms[len(took_ms) * 99 // 100],
         median_ms(one for one in within if one.at_s < phase.repaired_s),
+        median_ms(live),
+        live_ms[len(live_ms) * 99 // 100] if live_ms else None,
         largest_gap_s(seen.ticks, phase.begin_s, phase.end_s),
         len(looked),
         sum(not one.answered for one in looked),

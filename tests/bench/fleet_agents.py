@@ -17,7 +17,7 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -32,7 +32,7 @@ from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
-from manager.loop.observer import LoopSettings
+from manager.loop.observer import Clock, LoopSettings, system_clock
 from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop
 from manager.loop.watches import FindingsWatch
@@ -189,36 +189,53 @@ class TimedConnection:
         self._connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """Of which manager an agent is, and of which host; its files are in ``folder``, which is made."""
+
+    url: str
+    token: str
+    host: str
+    vms: int
+    interval_s: float
+    folder: Path
+
+
 class SimulatedAgent:
     """An agent on a host in memory."""
 
     def __init__(
         self,
-        url: str,
-        token: str,
-        name: str,
-        vms: int,
-        interval_s: float,
-        folder: Path,
-        *,
+        spec: AgentSpec,
         common: Common,
+        *,
         network: Network | None = None,
         sync_s: float | None = None,
+        outbox: Outbox | None = None,
+        clock: Callable[[], Clock] = system_clock,
     ) -> None:
-        """``network`` carries its requests in place of ``connection``. ``sync_s`` None: one in each interval."""
-        self._interval_s = interval_s
+        """``network`` carries its requests in place of ``connection``. ``sync_s`` None: one in each interval.
+
+        ``outbox``: of another one, which closes it. ``clock`` dates ticks and slots.
+        """
+        name, interval_s, folder = spec.host, spec.interval_s, spec.folder
+        self._interval_s, self._clock = interval_s, clock
         self._chance = random.Random(name)
         self.host = SteadyHost(cpus=64, scale=CPU_WEIGHT_V2)
-        for vm in vm_names(name, vms):
+        for vm in vm_names(name, spec.vms):
             self.host.boot(vm, vcpus=2)
         self.telemetry = SyntheticTelemetry(interval_s, self._chance, common.draws)
-        self.connection = TimedConnection(url)
+        self.connection = TimedConnection(spec.url)
         folder.mkdir()
-        self._journal, self.outbox = Journal(folder / "journal.db", "boot"), Outbox(folder / "outbox.db", 100_000)
-        self._client = ManagerClient(url, token, network or self.connection)
+        self._journal, self.outbox = (
+            Journal(folder / "journal.db", "boot"),
+            outbox or Outbox(folder / "outbox.db", 100_000),
+        )
+        self._opened = (self._journal, *(() if outbox else (self.outbox,)))
+        self._client = ManagerClient(spec.url, spec.token, network or self.connection)
         self.metrics = AgentMetrics()
         self.agent = Agent(
-            ControlLoop(self.host, self._journal, common.policies, LoopSettings(name, interval_s, 30.0, 1)),
+            ControlLoop(self.host, self._journal, common.policies, LoopSettings(name, interval_s, 30.0, 1), clock),
             self.outbox,
             ManagerLink(self._client, name, __version__, folder / "assignment.json", self.outbox),
             self.metrics,
@@ -238,12 +255,12 @@ class SimulatedAgent:
         for vm in self.host.vms.values():
             vm.cpu_ns += int(self._chance.uniform(0.1, 1.5) * self._interval_s * 1e9)
             vm.delay_ns += int(self._chance.uniform(0, 0.1) * self._interval_s * 1e9)
-        self.telemetry.pass_slot(math.floor(time.time() / self._interval_s) * self._interval_s)
+        self.telemetry.pass_slot(math.floor(self._clock().epoch_s / self._interval_s) * self._interval_s)
         self.agent.tick()
 
     def close(self) -> None:
         """Close files and the connection; nothing real is to be undone."""
-        for one in (self._client, self.outbox, self._journal):
+        for one in (self._client, *self._opened):
             one.close()
 
 
@@ -382,7 +399,7 @@ class Driver:
     def _begin(self, place: int) -> None:
         orders, name = self._orders, self._orders.hosts[place]
         given = (orders.url, orders.token, name, orders.vms, orders.interval_s, orders.folder / name)
-        agent = SimulatedAgent(*given, common=self._common)
+        agent = SimulatedAgent(AgentSpec(*given), self._common)
         agent.begin()
         self._agents[place] = agent
         self._begun.append(place)

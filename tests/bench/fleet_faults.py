@@ -1,7 +1,7 @@
 """Faults of a fleet's managers and database under load: what is lost, what control notices, and when all is well again.
 
     python -m tests.bench.fleet_faults [--hosts 60] [--vms 20] [--interval-s 5] [--fault-s 40] [--away-s 300]
-        [--only worker machine ...] [--json FILE]
+        [--away-history-min 0] [--only worker machine ...] [--json FILE]
 
 Agents are those of ``tests.bench.fleet``, with the product's own timing of exchanges. They find two managers by one
 name: one of three processes, one of two. These share a PostgreSQL that a second one follows (synchronous replication).
@@ -12,7 +12,8 @@ Its disk is a small one in memory, whose flushes can be made slower. It needs ro
     slow      each flush of the database's disk takes 100 ms longer
     full      the database's disk is full
     failover  the database is killed; the one that follows it is promoted 10 s later (2 s with a short ``--fault-s``)
-    away      all managers are killed; they start again after ``--away-s``
+    away      all managers are killed; they start again after ``--away-s``. With ``--away-history-min 60`` each
+              agent then has an hour's history waiting, made in advance by the agents' own code with clocks set back
 
 After each everything has ``--calm-s`` seconds. In the end what was acknowledged to any agent is compared with what is
 stored. Everything shares this machine, so times are those of a fleet whose machines are as busy as this one.
@@ -39,7 +40,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from manager.model.packed_records import moment_of, unpack_decisions, unpack_ticks
-from tests.bench.fault_agents import Keys, Orders, Seen, drive
+from tests.bench.fault_agents import History, Keys, Orders, Seen, drive
 from tests.bench.fault_figures import Found, Phase, Read, find
 from tests.bench.fault_servers import ServerPair, server_pair
 from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
@@ -55,6 +56,8 @@ SLOW_FLUSH_MS = 100
 DISK_MIB = 700
 _LONGEST_OUTAGE_S = 10.0
 _NAMED = 5
+_TURNS = 3
+"""A host reports every two intervals; one that is without an answer for so many has missed its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +71,18 @@ class Options:
     fault_s: float
     away_s: float
     faults: Sequence[str]
+    away_history_min: float = 0.0
     more: Sequence[str] = ()
     workers: tuple[int, int] = (3, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of all. ``lost`` and ``twice`` name some."""
+    """Of all. ``lost`` and ``twice`` name some. ``waited``: how many items at all agents once a history was made."""
 
     hosts: int
+    away_history_min: float
+    waited: int
     found: list[Found]
     acknowledged: int
     stored: int
@@ -156,8 +162,9 @@ class Looker(threading.Thread):
 class Site:
     """Everything that faults happen to."""
 
-    def __init__(self, pair: ServerPair, managers: Managers, options: Options) -> None:
-        self._pair, self._managers, self._options = pair, managers, options
+    def __init__(self, pair: ServerPair, managers: Managers, options: Options, agents: Sequence[Connection]) -> None:
+        self._pair, self._managers, self._options, self._agents = pair, managers, options, agents
+        self.waited = 0
 
     def suffer(self, fault: str) -> None:
         """Let a fault happen, and repair it."""
@@ -197,9 +204,18 @@ class Site:
     def _away(self) -> None:
         for number in range(len(ADDRESSES)):
             self._managers.kill(number)
-        time.sleep(self._options.away_s)
+        back_s = time.monotonic() + self._options.away_s
+        if self._options.away_history_min:
+            self._make_history()
+        time.sleep(max(back_s - time.monotonic(), 0.0))
         for number in range(len(ADDRESSES)):
             self._managers.start(number)
+
+    def _make_history(self) -> None:
+        """All agents at once; returns when all have theirs."""
+        for pipe in self._agents:
+            pipe.send(History(self._options.away_history_min))
+        self.waited = sum(pipe.recv() for pipe in self._agents)
 
 
 def read_stored(url: str) -> tuple[Keys, list[str]]:
@@ -275,7 +291,8 @@ def run(options: Options) -> Result:
         looker = Looker(managers.urls(), first.token)
         looker.start()
         before = host_cpu_s()
-        phases = list(suffer_all(Site(pair, managers, options), options))
+        site = Site(pair, managers, options, pipes)
+        phases = list(suffer_all(site, options))
         after = host_cpu_s()
         looker.end()
         for pipe in pipes:
@@ -290,7 +307,9 @@ def run(options: Options) -> Result:
         lost = seen.acknowledged.without(stored)
         return Result(
             options.hosts,
-            [find(phase, seen, looker.reads, options.hosts) for phase in phases],
+            options.away_history_min,
+            site.waited,
+            [find(phase, seen, looker.reads, options.hosts, _TURNS * options.interval_s) for phase in phases],
             len(seen.acknowledged),
             len(stored),
             lost,
@@ -305,10 +324,12 @@ COLUMNS: Mapping[str, Callable[[Found], str]] = {
     "fault": lambda one: one.name,
     "failed": lambda one: f"{one.failed}",
     "all report after, s": lambda one: f"{one.live_s:.0f}",
-    "recovered, s": lambda one: f"{one.recovered_s:.0f}: {verdict(one.recovered_s, BAR_RECOVERY_S)}",
+    "steady, s": lambda one: f"{one.steady_s:.0f}: {verdict(one.steady_s, BAR_RECOVERY_S)}",
+    "all stored, s": lambda one: f"{one.stored_s:.0f}",
     "most requests in 1 s": lambda one: f"{one.busiest_s}",
     "a request, ms: median, p99": lambda one: f"{one.median_ms:.0f}, {one.p99_ms:.0f}",
     "meanwhile": lambda one: "" if one.during_ms is None else f"{one.during_ms:.0f}",
+    "live after: median, p99": lambda one: "" if one.live_ms is None else f"{one.live_ms:.0f}, {one.live_p99_ms:.0f}",
     "longest between ticks, s": lambda one: f"{one.tick_gap_s:.1f}",
     "reads failed": lambda one: f"{one.reads_failed} of {one.reads}",
     "read p95, ms": lambda one: f"{one.read_p95_ms:.0f}",
@@ -325,6 +346,9 @@ def show(result: Result) -> None:
     for name, keys in (("lost", result.lost), ("stored twice", result.twice)):
         console.print(f"{name}: {len(keys)}{': ' if keys else ''}{', '.join(keys[:_NAMED])}")
     console.print(f"acknowledged: {result.acknowledged}, stored: {result.stored}; refused: {result.refused}")
+    if result.away_history_min:
+        made = f"{result.away_history_min:g} minutes of history, made in advance by the agents' own code"
+        console.print(f"{made}: {result.waited} items waited when the managers came back")
     console.print(f"agents that could not deliver all: {result.undelivered}")
 
 
@@ -337,17 +361,25 @@ def main() -> None:
     parser.add_argument("--calm-s", type=float, default=90.0, help="before the first fault, and after each")
     parser.add_argument("--fault-s", type=float, default=40.0, help="how long a fault lasts")
     parser.add_argument("--away-s", type=float, default=300.0, help="how long all managers are away")
+    parser.add_argument("--away-history-min", type=float, default=0.0, help="history made in advance while they are")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=FAULTS, help="which faults; all by default")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     options = Options(
-        given.hosts, given.vms, given.interval_s, given.calm_s, given.fault_s, given.away_s, tuple(given.only)
+        given.hosts,
+        given.vms,
+        given.interval_s,
+        given.calm_s,
+        given.fault_s,
+        given.away_s,
+        tuple(given.only),
+        given.away_history_min,
     )
     with undone_when_told_to_end():
         result = run(options)
     print(machine())
     show(result)
-    write_json(given.json, {"bars": {"recovered_s": BAR_RECOVERY_S}, "result": asdict(result)})
+    write_json(given.json, {"bars": {"steady_s": BAR_RECOVERY_S}, "result": asdict(result)})
     if result.lost or result.twice:
         raise BenchError(f"{len(result.lost)} acknowledged items are lost, {len(result.twice)} are stored twice")
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from tests.bench.figures import machine, undone_when_told_to_end, write_json
 from tests.bench.fleet import postgres_cpu_s, register
-from tests.bench.fleet_agents import Common, SimulatedAgent
+from tests.bench.fleet_agents import AgentSpec, Common, SimulatedAgent
 from tests.bench.site import ManagerProcess, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
 
@@ -153,7 +153,7 @@ def run(hosts: int, vms: int, rounds: int) -> Result:
         agents, common = [], Common.drawn("reports")
         for name in names:
             given = (manager.url, manager.token, name, vms, INTERVAL_S, folder / name)
-            agent = SimulatedAgent(*given, common=common)
+            agent = SimulatedAgent(AgentSpec(*given), common)
             stack.callback(agent.close)
             agents.append(agent)
             agent.agent.reporter.sync()

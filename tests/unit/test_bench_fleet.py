@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from manager.loop.outbox import ItemKind
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
+from policies.installed import load_policies
+from tests.bench.fault_agents import PastClock, live_through
 from tests.bench.fleet import late_reports, percentile
-from tests.bench.fleet_agents import REQUESTS, Common, Reports, SyntheticTelemetry
+from tests.bench.fleet_agents import REQUESTS, AgentSpec, Common, Reports, SimulatedAgent, SyntheticTelemetry
 from tests.bench.fleet_picture import Line, cost_ms, main
 
 
@@ -56,6 +59,28 @@ def test_slots_are_drawn_once_and_used_by_all_hosts() -> None:
     assert {id(window.histogram) for window in slots} == {id(one) for one in draws}
     assert all(window.requests == window.histogram.count for window in slots)
     assert [window.end_s for window in hosts[0].slots()["shop"]] == [5.0 * slot for slot in range(1, 9)]
+
+
+def test_an_earlier_life_leaves_its_history_with_the_agent(tmp_path: Path) -> None:
+    policies = {name: found.policy for name, found in load_policies().items()}
+    common = Common([Histogram.of([10_000.0] * REQUESTS)], policies)
+    folders = tmp_path / "now", tmp_path / "past"
+    specs = [AgentSpec("http://manager.example:1", "", "kvm0000", 4, 5.0, folder) for folder in folders]
+    clock = PastClock(1_000_000.0)
+    agent = SimulatedAgent(specs[0], common)
+    past = SimulatedAgent(specs[1], common, outbox=agent.outbox, clock=clock)
+    past.telemetry.configure([Application("shop", ())], 5.0, {}, {})
+    waited = live_through(agent, past, clock, 24, 5.0)
+    past.close()
+    waiting = agent.outbox.peek(1000, 1_000_000).fields
+    agent.close()
+    times_s = [tick["time_s"] for tick in waiting[ItemKind.TICK]]
+    assert times_s == [1_000_000.0 + 5 * number for number in range(24 - len(times_s), 24)]
+    assert len(times_s) >= 23, "of the first nobody knows yet how busy the host was"
+    ends_s = [window["end_s"] for window in waiting[ItemKind.WINDOW]]
+    assert ends_s == [1_000_000.0 + 5 * number for number in range(len(ends_s))]
+    assert len(ends_s) >= 20, "all but those that are still open"
+    assert waited == sum(map(len, waiting.values()))
 
 
 def test_draws_differ() -> None:
