@@ -1,7 +1,7 @@
 """What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
 
     python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--ramp-s S] [--warm-up-s 20]
-        [--reads-per-s 2] [--workers 1] [--small-fleet 20] [--statements] [--json FILE]
+        [--reads-per-s 2] [--workers N] [--small-fleet 20] [--statements] [--json FILE]
 
 The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
@@ -66,6 +66,8 @@ BARS = {
 """The most that each may be; the last leaves room for 1,000 hosts' agents beside their managers on two cores."""
 _BEGIN_PER_S = 8.0
 """So many hosts begin in a second, if not said otherwise: a first report is ten times as long as others."""
+_HOSTS_PER_WORKER = 500
+"""A manager process takes about 3 ms of CPU time per host and interval in a fleet's first minutes: 0.3 of a core."""
 _MEMORY = Path("/dev/shm")
 
 
@@ -82,7 +84,7 @@ class Options:
     statements: bool
     ramp_s: float
     grace_s: float
-    workers: int = 1
+    workers: int
     small_fleet: int | None = None
 
 
@@ -193,6 +195,9 @@ class Result:
     hosts: int
     vms: int
     interval_s: float
+    workers: int
+    registering_s: float
+    ramp_s: float
     seconds: float
     reports_per_s: float
     failed: int
@@ -267,9 +272,15 @@ def read(client: httpx.Client, until_s: float, per_s: float, took_s: dict[str, l
 
 
 def measure(
-    client: httpx.Client, pid: int, server: PostgresServer, url: str, pipes: Sequence[Connection], options: Options
+    manager: ManagerProcess,
+    server: PostgresServer,
+    url: str,
+    pipes: Sequence[Connection],
+    options: Options,
+    registering_s: float,
 ) -> Result:
-    """Let the agents run, first without counting."""
+    """Let the agents run, first without counting. ``registering_s`` is how long it took to register all."""
+    client, pid = manager.client, manager.pid
     time.sleep(options.warm_up_s)
     for pipe in pipes:
         pipe.send("count")
@@ -296,6 +307,9 @@ def measure(
         hosts=options.hosts,
         vms=options.vms,
         interval_s=options.interval_s,
+        workers=options.workers,
+        registering_s=registering_s,
+        ramp_s=options.ramp_s,
         seconds=spent_s,
         reports_per_s=len(told_s) / spent_s,
         failed=sum(one.failed for one in driven),
@@ -349,6 +363,7 @@ def show(result: Result) -> None:
     """Print tables."""
     table = Table("", "", show_header=False, title="fleet")
     table.add_row("hosts, VMs each, interval", f"{result.hosts}, {result.vms}, {result.interval_s:g} s")
+    table.add_row("registered in, agents began within", f"{result.registering_s:.0f} s, {result.ramp_s:.0f} s")
     table.add_row("measured for", f"{result.seconds:.0f} s; machine busy {result.busy_share:.0%}")
     failures = f"requests that failed: {result.failed_requests}; agents without a manager at the end: {result.failed}"
     table.add_row("reports a second", f"{result.reports_per_s:.1f}; {failures}")
@@ -364,7 +379,8 @@ def show(result: Result) -> None:
     for path, spread in result.read_ms.items():
         figures = f"median {spread.median:.1f}, p95 {result.read_p95_ms[path]:.1f}, p99 {spread.p99:.1f} ms"
         table.add_row(f"GET {path}", f"{figures} of {spread.count}")
-    table.add_row("manager", f"{result.manager_share:.1%} of a core, {result.manager_mib:.0f} MiB at most")
+    workers = f"manager, processes: {result.workers}"
+    table.add_row(workers, f"{result.manager_share:.1%} of a core, {result.manager_mib:.0f} MiB at most")
     table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core, {result.postgres_mib:.0f} MiB at the end")
     table.add_row("agents, simulation included", f"{result.agents_share:.1%} of a core, {result.agents_mib:.0f} MiB")
     spent = f"manager {result.manager_ms:.2f}, PostgreSQL {result.postgres_ms:.2f}, agents {result.agents_ms:.2f} ms"
@@ -402,13 +418,15 @@ def run(options: Options) -> Result:
         url = server.create("fleet")
         more = () if options.small_fleet is None else ("--small-fleet", f"{options.small_fleet}")
         manager = stack.enter_context(running_manager(folder, url, options.interval_s, options.workers, more))
+        began_s = time.monotonic()
         register(manager.client, hosts, options.vms)
+        registering_s = time.monotonic() - began_s
         pipes = agents_of(stack, hosts, manager, options)
         with Progress(transient=True) as shown:
             shown.add_task("agents begin", total=None)
             for pipe in pipes:
                 pipe.recv()
-        return measure(manager.client, manager.pid, server, url, pipes, options)
+        return measure(manager, server, url, pipes, options, registering_s)
 
 
 def agents_of(stack: ExitStack, hosts: Sequence[str], manager: ManagerProcess, options: Options) -> list[Connection]:
@@ -440,7 +458,8 @@ def main() -> None:
     parser.add_argument("--reads-per-s", type=float, default=2.0)
     parser.add_argument("--ramp-s", type=float, help=f"agents begin within; {_BEGIN_PER_S:g} hosts a second by default")
     parser.add_argument("--grace-s", type=float, default=1.0, help="a report is late so long after its interval")
-    parser.add_argument("--workers", type=int, default=1, help="processes of the manager")
+    workers = f"processes of the manager; by default one for each {_HOSTS_PER_WORKER} hosts"
+    parser.add_argument("--workers", type=int, help=workers)
     parser.add_argument("--small-fleet", type=int, help="the manager's setting: 0 lets few hosts report as many do")
     parser.add_argument("--statements", action="store_true", help="list PostgreSQL's statements per report")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -455,7 +474,7 @@ def main() -> None:
         given.statements,
         given.hosts / _BEGIN_PER_S if given.ramp_s is None else given.ramp_s,
         given.grace_s,
-        given.workers,
+        given.workers or math.ceil(given.hosts / _HOSTS_PER_WORKER),
         given.small_fleet,
     )
     with undone_when_told_to_end():
