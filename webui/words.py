@@ -38,6 +38,14 @@ BADGES: Mapping[str, Mapping[str, Badge]] = {
         "no_data": Badge("no_data", "no data"),
         "met": Badge("met", "met"),
     },
+    "health": {
+        "silent": Badge("violated", "silent"),
+        "no_libvirt": Badge("violated", "no libvirt"),
+        "errors": Badge("at_risk", "errors"),
+        "slow": Badge("at_risk", "slow ticks"),
+        "never_reported": Badge("no_data", "never reported"),
+        "healthy": Badge("met", "healthy"),
+    },
     "burn": {
         "fast": Badge("violated", "burning fast"),
         "slow": Badge("at_risk", "burning"),

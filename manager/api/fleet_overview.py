@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
+from manager.control.fleet_groups import WORST_FIRST, ApplicationGroup
 from manager.control.sla import sla_state, watched_percentile
 from manager.model.host_health import GlancedHost
 from manager.model.registration import Sla
 from manager.model.window import SlaState, Window, merge
-from manager.store.application_glances import GlancedApplication, list_applications
+from manager.store.application_glances import GlancedApplication, hosts_of, list_applications
 from manager.store.database import registration_revision
 from manager.store.host_glances import count_hosts, read_glances
 from manager.store.windows import recent_windows
-
-_WORST_FIRST = (SlaState.VIOLATED, SlaState.AT_RISK, SlaState.NO_DATA, SlaState.MET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class ApplicationGlance:
         """Its sort key; unknown values are last."""
         used = self.measured_ms / self.sla.response_time_ms if self.measured_ms is not None and self.sla else -1.0
         rate = -1.0 if self.rate_rps is None else self.rate_rps
-        by = {"worst": (_WORST_FIRST.index(self.state), -used), "name": (), "used": (-used,), "rate": (-rate,)}
+        by = {"worst": (WORST_FIRST.index(self.state), -used), "name": (), "used": (-used,), "rate": (-rate,)}
         return (*by[sort], self.application.name)
 
 
@@ -69,6 +68,24 @@ class Overview:
     applications: tuple[ApplicationGlance, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where applications run, by row number, and the policies of hosts, by name, as of an overview."""
+
+    seen: Overview
+    hosts: Mapping[int, Sequence[str]]
+    policies: Mapping[str, str]
+
+    def groups_of(self, glance: ApplicationGlance, group: ApplicationGroup) -> Sequence[str]:
+        """The groups that an application is in, one for each of its hosts, say; none: it has no value."""
+        mode, hosts = glance.application.mode, self.hosts.get(glance.number, ())
+        if group == "state":
+            return (str(glance.state),)
+        if group == "mode":
+            return (str(mode),) if mode else ()
+        return hosts if group == "host" else sorted({self.policies[host] for host in hosts if host in self.policies})
+
+
 class FleetOverview:
     """Reads overviews, and keeps the last one. Thread-safe: who comes while one is read waits for it."""
 
@@ -77,6 +94,7 @@ class FleetOverview:
         self._steady = steady
         self._lock = threading.Lock()
         self._last: Overview | None = None
+        self._places: Places | None = None
 
     def of(self, session: Session) -> Overview:
         """The state of all, at most half an interval old."""
@@ -88,6 +106,17 @@ class FleetOverview:
             if last is None or last.revision != revision or self._steady() - last.read_s > self._context.slot_s / 2:
                 self._last = last = self._read(session, revision)
             return last
+
+    def places(self, session: Session, seen: Overview, group: ApplicationGroup) -> Places:
+        """What tells the groups of applications: where they run, which is read once for each overview that is kept."""
+        if group in {"state", "mode"}:
+            return Places(seen, {}, {})
+        with self._lock:
+            places = self._places
+            if places is None or places.seen is not seen:
+                policies = {host.name: host.policy for host in seen.hosts}
+                self._places = places = Places(seen, hosts_of(session), policies)
+            return places
 
     def _read(self, session: Session, revision: int) -> Overview:
         hosts = read_glances(session, self._context.slot_s)

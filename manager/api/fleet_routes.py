@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
-from manager.api.fleet_overview import ApplicationGlance, FleetOverview
+from manager.api.fleet_overview import ApplicationGlance, FleetOverview, Overview, Places
 from manager.control.budget import HOUR_S
 from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
+from manager.control.fleet_groups import ApplicationGroup, summarise
 from manager.control.host_order import HostFilter, HostGroup, HostSort, count_groups, count_health, ordered
 from manager.control.sla import watched_percentile
 from manager.model.fields import Count, Name, Schema, Text, timestamp
@@ -39,12 +40,29 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 Offset = Annotated[int, Field(ge=0, le=1_000_000, description="how many to skip")]
 
 
-class FleetQuery(Schema):
-    """Filter and order of applications."""
+class FleetFilter(Schema):
+    """Which applications."""
 
     state: SlaState | None = None
     host: Name | None = Field(default=None, description="one of its VMs runs there")
     search: SearchText | None = Field(default=None, description="part of the name")
+
+
+class FleetGroupsQuery(FleetFilter):
+    """How applications are grouped."""
+
+    group: ApplicationGroup = Field(description="host, policy: of its running VMs, so it may be in several groups")
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+class FleetQuery(FleetFilter):
+    """Filter and order of applications."""
+
+    group: ApplicationGroup | None = Field(default=None, description="what `in_group` is a value of")
+    in_group: SearchText | None = Field(
+        default=None, description="with `group`: only applications of this group; empty: those of none"
+    )
     sort: Literal["worst", "name", "used", "rate"] = Field(
         default="worst",
         description="worst: by state, then as used; used: measured time / target, highest first; rate: highest first",
@@ -53,6 +71,22 @@ class FleetQuery(Schema):
     offset: Offset = 0
     hosts_limit: Annotated[int, Field(ge=0, le=1000)] = Field(default=100, description="most hosts, the worst first")
     minutes: Annotated[int, Field(ge=1, le=60, description="how far back `points_ms` goes")] = 10
+
+
+class FleetGroup(Schema):
+    """A group of applications."""
+
+    value: str = Field(description="empty: not running (host, policy), or inherited (mode)")
+    worst: SlaState = Field(description="of its applications")
+    states: dict[SlaState, Count] = Field(description="its applications, by state")
+
+
+class FleetGroupsOut(Schema):
+    """The requested groups, the worst first."""
+
+    items: list[FleetGroup]
+    matching: Count = Field(description="groups that have applications that match the filter")
+    applications: Count = Field(description="applications that match the filter")
 
 
 class FleetApplication(Schema):
@@ -113,6 +147,9 @@ class FleetHostsOut(Schema):
     matching: Count = Field(description="hosts that match the filter")
     health: dict[HostHealth, Count] = Field(description="hosts that match the filter except `health`, by health")
     groups: dict[str, Count] = Field(description="hosts that match the filter, by group; empty without `group`")
+    groups_health: dict[str, dict[HostHealth, Count]] = Field(
+        description="the same by group and health, the worst first, without zeros"
+    )
 
 
 class FleetOut(Schema):
@@ -144,8 +181,10 @@ def fleet_api(context: ManagerContext) -> RouteGroup:
         now = context.now()
         with context.database.reading() as session:
             seen = overview.of(session)
-            here = None if query.host is None else running_on(session, query.host)
-            asked = [glance for glance in seen.applications if _is_asked(glance, query.search, here)]
+            asked = _asked(session, seen, query)
+            if query.group is not None and query.in_group is not None:
+                members = _members(asked, overview.places(session, seen, query.group), query.group)
+                asked = [glance for glance, values in members if query.in_group in (values or ("",))]
             matching = [glance for glance in asked if query.state in {None, glance.state}]
             matching.sort(key=lambda glance: glance.place(query.sort))
             answered = matching[query.offset : query.offset + query.limit]
@@ -174,6 +213,20 @@ def fleet_api(context: ManagerContext) -> RouteGroup:
             hosts_health=count_health(seen.hosts, HostFilter()),
         )
 
+    @api.at("GET /fleet/groups", VIEWER)
+    def get_fleet_groups(query: FleetGroupsQuery) -> FleetGroupsOut:
+        """Groups of applications, the worst first; `/fleet` with `group` and `in_group` has those of one."""
+        with context.database.reading() as session:
+            seen = overview.of(session)
+            asked = [one for one in _asked(session, seen, query) if query.state in {None, one.state}]
+            members = _members(asked, overview.places(session, seen, query.group), query.group)
+            groups = summarise((glance.state, values) for glance, values in members)
+        items = [
+            FleetGroup(value=group.value, worst=group.worst, states=dict(group.states))
+            for group in groups[query.offset : query.offset + query.limit]
+        ]
+        return FleetGroupsOut(items=items, matching=len(groups), applications=len(asked))
+
     @api.at("GET /fleet/hosts", VIEWER)
     def get_fleet_hosts(query: FleetHostQuery) -> FleetHostsOut:
         """Hosts with their health, the worst first."""
@@ -182,14 +235,29 @@ def fleet_api(context: ManagerContext) -> RouteGroup:
             seen = overview.of(session).hosts
             matching = ordered(seen, wanted, query.sort, query.group)
             items = _hosts(session, matching[query.offset : query.offset + query.limit])
+        groups = count_groups(matching, query.group) if query.group else {}
         return FleetHostsOut(
             items=items,
             matching=len(matching),
             health=count_health(seen, wanted),
-            groups=count_groups(matching, query.group) if query.group else {},
+            groups={value: sum(counts.values()) for value, counts in groups.items()},
+            groups_health=groups,
         )
 
     return api
+
+
+def _asked(session: Session, seen: Overview, query: FleetFilter) -> list[ApplicationGlance]:
+    """The applications that match all but the state."""
+    here = None if query.host is None else running_on(session, query.host)
+    return [glance for glance in seen.applications if _is_asked(glance, query.search, here)]
+
+
+def _members(
+    asked: Sequence[ApplicationGlance], places: Places, group: ApplicationGroup
+) -> Iterator[tuple[ApplicationGlance, Sequence[str]]]:
+    """Applications with the groups that they are in."""
+    return ((glance, places.groups_of(glance, group)) for glance in asked)
 
 
 def _is_asked(glance: ApplicationGlance, search: str | None, numbers: Collection[int] | None) -> bool:

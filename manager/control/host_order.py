@@ -56,6 +56,9 @@ def count_health(hosts: Iterable[GlancedHost], wanted: HostFilter) -> dict[HostH
     return dict.fromkeys(HostHealth, 0) | Counter(host.health for host in hosts if others.takes(host))
 
 
-def count_groups(hosts: Sequence[GlancedHost], group: HostGroup) -> dict[str, int]:
-    """How many of these are in each group, the groups in the order of the hosts."""
-    return dict(Counter(str(getattr(host, group)) for host in hosts))
+def count_groups(hosts: Sequence[GlancedHost], group: HostGroup) -> dict[str, dict[HostHealth, int]]:
+    """How many of these are in each group, by health, the worst first; the groups in the order of the hosts."""
+    groups: dict[str, Counter[HostHealth]] = {}
+    for host in hosts:
+        groups.setdefault(str(getattr(host, group)), Counter())[host.health] += 1
+    return {value: {health: count[health] for health in HostHealth if count[health]} for value, count in groups.items()}

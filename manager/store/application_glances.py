@@ -8,29 +8,31 @@ from dataclasses import dataclass
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from manager.model.registration import Sla
+from manager.model.registration import Mode, Sla
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 
 
 @dataclass(frozen=True, slots=True)
 class GlancedApplication:
-    """An application's row number, name and SLA."""
+    """An application's row number, name, SLA and mode; None is inherited."""
 
     number: int
     name: str
     sla: Sla | None
+    mode: Mode | None = None
 
 
 def list_applications(session: Session) -> list[GlancedApplication]:
     """All applications, by name."""
     sla = ApplicationRow.sla_response_time_ms, ApplicationRow.sla_percentile, ApplicationRow.sla_max_rate_rps
-    rows = session.execute(select(ApplicationRow.id, ApplicationRow.name, *sla).order_by(ApplicationRow.name))
+    columns = ApplicationRow.id, ApplicationRow.name, ApplicationRow.mode, *sla
+    rows = session.execute(select(*columns).order_by(ApplicationRow.name))
     applications = []
-    for number, name, response_time_ms, percentile, max_rate_rps in rows:
+    for number, name, mode, response_time_ms, percentile, max_rate_rps in rows:
         target: Sla | None = None
         if response_time_ms is not None and percentile is not None:
             target = Sla(response_time_ms, percentile, max_rate_rps)
-        applications.append(GlancedApplication(number, name, target))
+        applications.append(GlancedApplication(number, name, target, mode))
     return applications
 
 
@@ -39,11 +41,14 @@ def running_on(session: Session, host: str) -> frozenset[int]:
     return frozenset(number for number, _ in session.execute(_running().where(HostRow.name == host)))
 
 
-def hosts_of(session: Session, numbers: Collection[int]) -> dict[int, Sequence[str]]:
-    """Names of the hosts on which VMs of these applications (row numbers) run, in order; nothing of those without."""
+def hosts_of(session: Session, numbers: Collection[int] | None = None) -> dict[int, Sequence[str]]:
+    """Names of the hosts on which VMs of these applications (row numbers) run, in order; nothing of those without.
+
+    None means all applications.
+    """
     hosts: dict[int, list[str]] = {}
-    query = _running().where(TierRow.application_id.in_(numbers)).distinct().order_by(HostRow.name)
-    for number, host in session.execute(query):
+    query = _running() if numbers is None else _running().where(TierRow.application_id.in_(numbers))
+    for number, host in session.execute(query.distinct().order_by(HostRow.name)):
         hosts.setdefault(number, []).append(host)
     return {**hosts}
 

@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from manager.model.registration import Mode, VmClass
 from manager.store.models import ApplicationRow, HostRow, VmRow
-from tests.api.conftest import START, Api, tick
+from tests.api.conftest import START, Api, report, status, tick, window
 from tests.statements import counted
 
 HOSTS = 60
@@ -100,6 +100,62 @@ def test_groups_are_counted_beyond_the_page(fleet: Api) -> None:
     assert fleet.ok("GET", "/fleet/hosts?group=policy&limit=1")["groups"] == {"equal": 30, "priority": 30}
 
 
+def test_groups_of_hosts_say_their_health(fleet: Api) -> None:
+    health = fleet.ok("GET", "/fleet/hosts?group=policy&limit=1")["groups_health"]
+    assert list(health["equal"].items()) == [("silent", 1), ("no_libvirt", 1), ("slow", 1), ("healthy", 27)]
+    assert fleet.ok("GET", "/fleet/hosts?limit=1")["groups_health"] == {}
+
+
+def placed(api: Api) -> None:
+    """Of the applications that ``fill`` made, the first ten run on two hosts each, of both policies; 1 violates."""
+    sla = {"response_time_ms": 4}
+    for number in range(1, 11):
+        vms = [f"vm-{number:02}", f"vm-{number + 10:02}"]
+        body: dict[str, Any] = {"tiers": [{"name": "web", "vms": vms}], "sla": sla if number == 7 else None}
+        api.ok("PATCH", f"/applications/app-{number:02}", body | ({"mode": "observe"} if number < 4 else {}))
+    for host, numbers in (("kvm01", range(1, 11)), ("kvm02", range(11, 21))):
+        vms = [status(f"vm-{number:02}") for number in numbers]
+        windows = [window("app-07", count=40)] if host == "kvm01" else []
+        api.ok("POST", f"/hosts/{host}/report", report(vms=vms, windows=windows, tick=tick(errors=0)), role="admin")
+
+
+@pytest.mark.parametrize(
+    ("query", "values", "applications"),
+    [
+        ("group=state", ["violated", "no_data"], HOSTS),
+        ("group=host", ["kvm01", "kvm02", ""], HOSTS),
+        ("group=policy", ["equal", "priority", ""], HOSTS),
+        ("group=mode", ["", "observe"], HOSTS),
+        ("group=host&host=kvm01&search=app-0", ["kvm01", "kvm02"], 9),
+        ("group=host&state=violated", ["kvm01", "kvm02"], 1),
+        ("group=host&limit=1&offset=1", ["kvm02"], HOSTS),
+    ],
+)
+def test_applications_are_grouped_the_worst_first(fleet: Api, query: str, values: list[str], applications: int) -> None:
+    placed(fleet)
+    answer = fleet.ok("GET", f"/fleet/groups?{query}", role="viewer")
+    assert [group["value"] for group in answer["items"]] == values
+    assert answer["applications"] == applications
+    assert answer["matching"] == (3 if "limit" in query else len(values))
+
+
+def test_a_group_has_the_applications_that_it_counts(fleet: Api) -> None:
+    placed(fleet)
+    for group in fleet.ok("GET", "/fleet/groups?group=host")["items"]:
+        members = fleet.ok("GET", f"/fleet?group=host&in_group={group['value']}&limit=1")
+        assert members["matching"] == sum(group["states"].values()), group
+    assert fleet.ok("GET", "/fleet?group=mode&in_group=observe&sort=name")["applications"][0]["name"] == "app-01"
+    violated = fleet.ok("GET", "/fleet/groups?group=policy")["items"][0]
+    assert (violated["worst"], violated["states"]["violated"], violated["states"]["no_data"]) == ("violated", 1, 9)
+    assert api_field(fleet, "/fleet/groups") == "group"
+
+
+def api_field(api: Api, path: str) -> str:
+    """The field that is refused."""
+    field: str = api.refused(422, "GET", path)["errors"][0]["field"]
+    return field
+
+
 @pytest.mark.parametrize("query", ["health=well", "sort=best", "group=rack", "limit=0", "offset=-1"])
 def test_a_bad_parameter_is_named(api: Api, query: str) -> None:
     field = query.partition("=")[0]
@@ -121,6 +177,8 @@ def test_lists_by_name_can_be_searched_and_paged(fleet: Api, path: str) -> None:
         ("/fleet/hosts?limit=5&offset=20", 5),
         ("/fleet/hosts?limit=5&search=kvm1&group=mode&sort=load", 5),
         ("/fleet?limit=5&hosts_limit=3&sort=name", 8),
+        ("/fleet/groups?group=host&limit=5", 0),
+        ("/fleet?group=host&in_group=kvm01&limit=5&hosts_limit=0", 10),
         ("/hosts?limit=5&search=kvm", 6),
         ("/applications?limit=5&search=app", 12),
         ("/vms?limit=5&search=vm", 6),
@@ -131,7 +189,7 @@ def test_a_part_reads_what_it_shows(get_api: Callable[[str], Api], path: str, mo
     its newest slot."""
     api = get_api("postgresql")
     fill(api)
-    api.ok("GET", "/fleet", role="viewer")
+    api.ok("GET", "/fleet/groups?group=host", role="viewer")
     with counted(api.database) as count:
         api.ok("GET", path, role="viewer")
     assert 0 < count.rows <= most + 3

@@ -63,7 +63,11 @@ def test_hosts_are_searched_grouped_and_come_in_parts(desk: Desk) -> None:
     assert "49 to 50 of 50" in last.text
     assert [heading["id"] for heading in last.all("h2")] == ["host-kvm48", "host-kvm49"]
     grouped = browser.get("/hosts?group=policy&search=KVM4")
-    assert [heading.text.strip() for heading in grouped.all("h2")] == ["equal 1", "fair 9"]
+    assert [" ".join(heading.text.split()) for heading in grouped.all("h2")] == [
+        "equal 1 ○ never reported 1 never reported",
+        "fair 9 ○ never reported 9 never reported",
+    ]
+    assert [group["id"] for group in grouped.all("details", open="")] == ["group-equal", "group-fair"]
     assert grouped.all("a", href="/hosts?policy=equal&search=KVM4&group=policy") or grouped.all(
         "a", href="/hosts?search=KVM4&group=policy&policy=equal"
     )
