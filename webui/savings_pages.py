@@ -28,7 +28,8 @@ from webui.words import label_of
 
 _LENGTH = timedelta(days=30)
 _POINTS = 1000
-_MOST_HOSTS = 100
+_PAGE_HOSTS = 50
+"""Hosts in a report: the history of each is read."""
 _COLUMNS = ("host", *(field.name for field in fields(Savings)))
 
 
@@ -43,9 +44,10 @@ class HostSavings:
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """A period, and what each host and all together saved; ``fleet`` None: nothing was measured.
+    """A period, and what each host of a part of their list and these together saved; ``fleet`` None: nothing measured.
 
-    ``costs`` are those that were filled in, which count in place of each host's own. ``left_out`` hosts are not in it.
+    ``costs`` are those that were filled in, which count in place of each host's own. ``matching`` hosts have
+    ``search`` in their names; ``after`` is where the part begins, ``next`` where the next does, None after the last.
     """
 
     since: datetime
@@ -53,7 +55,10 @@ class SavingsReport:
     costs: Mapping[str, float]
     hosts: tuple[HostSavings, ...]
     fleet: Savings | None
-    left_out: int
+    search: str
+    matching: int
+    after: str
+    next: str | None
 
 
 @web.get("/savings")
@@ -71,7 +76,7 @@ def savings() -> Response:
 @web.get("/savings.csv")
 @allow(VIEWER)
 def savings_csv() -> Response:
-    """The same as a file, a line each host."""
+    """The same as a file, a line each host of the same part."""
     return csv_file("savings", _COLUMNS, ([host.name, *asdict(host.saved).values()] for host in _report().hosts))
 
 
@@ -81,15 +86,19 @@ def _report() -> SavingsReport:
     if since >= until:
         raise RequestRefused(422, "since: it is not before until")
     filled_in = {name: _cost(name, bounds) for name, bounds in COST_RANGES.items() if request.args.get(name)}
-    known = list(rest.every("/hosts"))
-    costs = {host["name"]: HostCosts(**(host["costs"] | filled_in)) for host in known[:_MOST_HOSTS]}
+    search, after = request.args.get("search", "").strip(), request.args.get("after", "")
+    part = rest.get("/hosts", search=search or None, cursor=after or None, limit=_PAGE_HOSTS)
+    matching = rest.get("/fleet/hosts", search=search or None, sort="name", limit=1)["matching"]
+    costs = {host["name"]: HostCosts(**(host["costs"] | filled_in)) for host in part["items"]}
     uses = [CostedUse(_use(name, since, until), model_of(of_host)) for name, of_host in costs.items()]
     each = tuple(
         HostSavings(host.use.host, costs[host.use.host], saved)
         for host in uses
         if (saved := saved_by([host])) is not None
     )
-    return SavingsReport(since, until, filled_in, each, saved_by(uses), max(len(known) - _MOST_HOSTS, 0))
+    return SavingsReport(
+        since, until, filled_in, each, saved_by(uses), search=search, matching=matching, after=after, next=part["next"]
+    )
 
 
 def _use(name: str, since: datetime, until: datetime) -> HostUse:

@@ -13,7 +13,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
 from manager.api.merge import named, patched
 from manager.api.paging import NAME, Page, part, read_cursor
-from manager.api.queries import Conditions, NamePath, SearchQuery
+from manager.api.queries import ApplicationQuery, Conditions, NamePath
 from manager.api.sample_routes import window_out
 from manager.api.schemas.registration_shapes import ApplicationOut, ExplanationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
@@ -21,10 +21,11 @@ from manager.control.sla import sla_state, watched_percentile
 from manager.control.source_rules import contradictions
 from manager.model.fields import fields_of, json_fields
 from manager.model.registration import Application, ApplicationIn
+from manager.store.application_glances import runs_on
 from manager.store.applications import applications_of, put_application, remove_application
 from manager.store.explanations import explanations_of
 from manager.store.models import ApplicationRow, Json
-from manager.store.registrations import get, page
+from manager.store.registrations import get, page, so
 from manager.store.windows import latest_windows
 
 
@@ -38,10 +39,13 @@ def applications_api(context: ManagerContext) -> RouteGroup:
         return answer(application, 201 if created else 200, row.etag)
 
     @api.at("GET /applications", VIEWER)
-    def list_applications(query: SearchQuery) -> Page[ApplicationOut]:
+    def list_applications(query: ApplicationQuery) -> Page[ApplicationOut]:
         """All applications by name."""
+        wanted = so(ApplicationRow.sla_response_time_ms.is_not(None), query.sla)
+        if query.host is not None:
+            wanted.append(runs_on(query.host))
         with database.reading() as session:
-            rows = page(session, ApplicationRow, read_cursor(query, NAME), query.limit + 1, query.search)
+            rows = page(session, ApplicationRow, read_cursor(query, NAME), query.limit + 1, query.search, wanted)
             return part(Page[ApplicationOut], query, _applications_out(session, context, rows), attrgetter("name"))
 
     @api.at("GET /applications/<name>", VIEWER, ApplicationOut)

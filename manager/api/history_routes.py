@@ -44,6 +44,7 @@ from manager.store.explanations import explanations_of
 from manager.store.history import (
     MAX_TICKS,
     MeasuredPast,
+    classified,
     first_measured,
     hosts_in,
     vm_classes,
@@ -207,7 +208,7 @@ def history_api(context: ManagerContext) -> RouteGroup:
         steps = _steps(context, query)
         with database.reading() as session:
             get(session, HostRow, path.name)
-            of_host, vms = _lines(session, context, path.name, vm_classes(session), steps, MAX_TICKS)
+            of_host, vms = _lines(session, context, path.name, None, steps, MAX_TICKS)
         return HostHistoryOut(**_range(steps), host=path.name, steps=of_host, vms=vms)
 
     @api.at("GET /applications/<name>/tiers-history", VIEWER)
@@ -218,7 +219,7 @@ def history_api(context: ManagerContext) -> RouteGroup:
         with database.reading() as session:
             row = get(session, ApplicationRow, path.name)
             application = applications_of(session, [row])[row.name]
-            classes = {vm: kind for vm, kind in vm_classes(session).items() if vm in application.vms}
+            classes = vm_classes(session, application.vms)
             hosts = hosts_in(session, row, classes, _after_tick(context, steps.first_s))
             pcpus = {host: _pcpus_of(find(session, HostRow, host)) for host in hosts}
             for host in hosts:
@@ -308,10 +309,18 @@ def _after_tick(context: ManagerContext, time_s: float) -> datetime:
 
 
 def _lines(
-    session: Session, context: ManagerContext, host: str, classes: Mapping[str, VmClass], steps: Steps, most: int
+    session: Session,
+    context: ManagerContext,
+    host: str,
+    classes: Mapping[str, VmClass] | None,
+    steps: Steps,
+    most: int,
 ) -> tuple[list[HostStep], list[VmLines]]:
+    """The ticks of a host in steps, with lines of the VMs that ``classes`` has; None: of all that ran there."""
     since, until = _after_tick(context, steps.first_s), _after_tick(context, steps.end_s)
     ticks = read_ticks(session, host, since, until, most)
+    if classes is None:
+        ticks, classes = classified(session, ticks)
     row = find(session, HostRow, host)
     idle_part = (STUDY_COSTS if row is None else row.costs).idle_part
     return host_lines(host, ticks, classes, steps, context.slot_s / 2, idle_part)
@@ -427,7 +436,8 @@ def _case(
     max_rate_rps = sla.max_rate_rps if sla else None
     target_ms = sla.response_time_ms if sla else None
     shown = _shown(session, row, begun, timestamp(violation.end_s))
-    classes = vm_classes(session)
+    seen = {vm.vm for host in hosts for tick in (*host.before, *host.during) for vm in tick.vms}
+    classes = vm_classes(session, seen | ({shown.vm} if shown else set()))
     return Case(row.name, vms, tuple(hosts), rate_rps, max_rate_rps, vcpus, limits, classes, shown, target_ms)
 
 

@@ -15,7 +15,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
 from manager.api.merge import named, patched
 from manager.api.paging import Page, part, part_by_name, read_cursor
-from manager.api.queries import Conditions, DomainQuery, NamePath, PageQuery, SearchQuery, ServiceQuery
+from manager.api.queries import Conditions, DomainQuery, HostQuery, NamePath, PageQuery, ServiceQuery
 from manager.api.schemas.registration_shapes import DomainOut, HostOut, MergePatch, ServiceOut
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
@@ -26,9 +26,17 @@ from manager.model.registration import HostIn, HostSpec
 from manager.model.traffic import HostServices, SeenService
 from manager.protocol.report import TickStatus
 from manager.store.agent_tenure import replace_agent, rival_of
-from manager.store.hosts import adopt_host, get_findings, get_services, list_domains, put_host, shared_names
+from manager.store.hosts import (
+    adopt_host,
+    get_findings,
+    get_services,
+    is_reporting,
+    list_domains,
+    put_host,
+    shared_names,
+)
 from manager.store.models import HostRow, Json
-from manager.store.registrations import delete, get
+from manager.store.registrations import delete, get, so
 
 _DOMAIN = TypeAdapter(tuple[Text, Text])
 """Cursors of lists by host and UUID."""
@@ -69,9 +77,9 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
         return answer(host_out(row), 201 if created else 200, row.etag)
 
     @api.at("GET /hosts", VIEWER)
-    def list_hosts(query: SearchQuery) -> Page[HostOut]:
+    def list_hosts(query: HostQuery) -> Page[HostOut]:
         """All hosts by name."""
-        return part_by_name(Page[HostOut], query, database, HostRow, host_out)
+        return part_by_name(Page[HostOut], query, database, HostRow, host_out, so(is_reporting(), query.reporting))
 
     @api.at("GET /hosts/<name>", VIEWER_OR_OWN_HOST, HostOut)
     def get_host(path: NamePath) -> Response:

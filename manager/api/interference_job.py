@@ -22,7 +22,7 @@ from manager.model.host import Capabilities
 from manager.model.registration import Application, VmClass
 from manager.protocol.report import VmStatus
 from manager.store.applications import applications_of
-from manager.store.history import MeasuredPast, hosts_in, vm_classes
+from manager.store.history import MeasuredPast, classified, hosts_in
 from manager.store.interference_tables import InterferenceLook, due_applications, look_of, measured_of, put_tables
 from manager.store.jobs import Run
 from manager.store.models import ApplicationRow, HostRow
@@ -114,22 +114,21 @@ class InterferenceTables:
         if steps.count < 1:
             return measured_minutes((), (), application.vms, percentile, unmeasured)
         periods = by_step(row.name, read, steps, context.clock())
-        classes = vm_classes(session)
         hosts = [
             of_host
             for name in hosts_in(session, row, application.vms, since)
-            if (of_host := self._host(session, name, classes, steps)) is not None
+            if (of_host := self._host(session, name, steps)) is not None
         ]
         return measured_minutes(periods, hosts, application.vms, percentile, unmeasured)
 
-    def _host(self, session: Session, name: str, classes: Mapping[str, VmClass], steps: Steps) -> HostPast | None:
+    def _host(self, session: Session, name: str, steps: Steps) -> HostPast | None:
         """A host over these steps; None where it is gone, or its agent never reported."""
         host = find(session, HostRow, name)
         if host is None or host.capabilities is None or not pcpus_of(host):
             return None
         late_s = self._context.slot_s / 2
         since, until = (timestamp(time_s + late_s) for time_s in (steps.first_s, steps.end_s))
-        ticks = read_ticks(session, name, since, until, 2 * steps.count)
+        ticks, classes = classified(session, read_ticks(session, name, since, until, 2 * steps.count))
         _, lines = host_lines(name, ticks, classes, steps, late_s)
         limits = {
             vm["name"]: BatchLimit(

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement
 
 from manager.api.queries import PageQuery, SearchQuery
 from manager.api.validation import shown
@@ -79,9 +80,10 @@ def part_by_name(
     database: Database,
     table: type[Row],
     item: Callable[[Row], Item] | None = None,
+    wanted: Sequence[ColumnElement[bool]] = (),
 ) -> Page[Item]:
-    """A page of the registered objects of a kind, by name; of a ``SearchQuery`` of those that it asks for."""
+    """A page of the registered objects of a kind that are ``wanted``, by name; a ``SearchQuery`` asks for a part."""
     search = query.search if isinstance(query, SearchQuery) else None
     with database.reading() as session:
-        rows = page(session, table, read_cursor(query, NAME), query.limit + 1, search)
+        rows = page(session, table, read_cursor(query, NAME), query.limit + 1, search, wanted)
     return part(kind, query, rows, attrgetter("name"), item)

@@ -35,12 +35,35 @@ class SearchQuery(PageQuery):
     search: Annotated[str, Field(max_length=63)] | None = Field(default=None, description="part of the name")
 
 
+class HostQuery(SearchQuery):
+    """Which hosts."""
+
+    reporting: bool | None = Field(
+        default=None,
+        description="true: only those whose agents report, false: only silent ones and those that never did",
+    )
+
+
+class ApplicationQuery(SearchQuery):
+    """Which applications."""
+
+    host: Name | None = Field(default=None, description="one of its VMs runs there")
+    sla: bool | None = Field(default=None, description="true: only with an SLA, false: only without")
+
+
 class VmQuery(SearchQuery):
     """Which VMs."""
 
     host: Name | None = Field(default=None, description="registered for this host, or last seen on it")
     vm_class: VmClass | None = Field(default=None, alias="class")
     application: Name | None = None
+    serving: bool | None = Field(
+        default=None, description="true: only those that serve an application, false: only those that serve none"
+    )
+    external: bool | None = Field(
+        default=None, description="true: only with externally modified settings, false: only without"
+    )
+    mode_in_force: Mode | None = Field(default=None, description="the mode in which it was controlled last")
 
 
 class DomainQuery(SearchQuery):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from manager.model.registration import Mode, Sla
@@ -39,6 +39,11 @@ def list_applications(session: Session) -> list[GlancedApplication]:
 def running_on(session: Session, host: str) -> frozenset[int]:
     """The applications (row numbers) of which a VM runs on a host."""
     return frozenset(number for number, _ in session.execute(_running().where(HostRow.name == host)))
+
+
+def runs_on(host: str) -> ColumnElement[bool]:
+    """Whether a VM of an application runs on a host."""
+    return ApplicationRow.id.in_(_running().where(HostRow.name == host).with_only_columns(TierRow.application_id))
 
 
 def hosts_of(session: Session, numbers: Collection[int] | None = None) -> dict[int, Sequence[str]]:

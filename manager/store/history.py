@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -147,11 +147,31 @@ def hosts_in(session: Session, application: ApplicationRow, vms: Collection[str]
     return sorted(now.union(deciding_hosts(session, vms, since - _MOVED), session.scalars(seen)))
 
 
-def vm_classes(session: Session) -> dict[str, VmClass]:
-    """The classes of all VMs by name, also of those that were removed, as far as the audit knows them."""
-    gone = select(AuditRow.object, AuditRow.before).where(AuditRow.action == "vm.delete").order_by(AuditRow.id)
-    removed = {row[0]: VmClass(row[1]["class"]) for row in session.execute(gone) if row[1]}
-    return removed | {row[0]: row[1] for row in session.execute(select(VmRow.name, VmRow.vm_class))}
+def vm_classes(session: Session, names: Collection[str]) -> dict[str, VmClass]:
+    """The classes of these VMs by name, also of those that were removed, as far as the audit knows them."""
+    registered = select(VmRow.name, VmRow.vm_class).where(VmRow.name.in_(names))
+    classes = {row[0]: row[1] for row in session.execute(registered)} if names else {}
+    gone = [name for name in names if name not in classes]
+    if not gone:
+        return classes
+    deleted = AuditRow.action == "vm.delete", AuditRow.object_kind == "vm", AuditRow.object.in_(gone)
+    audited = session.execute(select(AuditRow.object, AuditRow.before).where(*deleted).order_by(AuditRow.id))
+    return classes | {row[0]: VmClass(row[1]["class"]) for row in audited if row[1]}
+
+
+def classified(session: Session, ticks: Iterable[TickRecord]) -> tuple[Iterator[TickRecord], Mapping[str, VmClass]]:
+    """The ticks, and the classes of the VMs in those that were passed on so far: many ticks are never held together."""
+    classes: dict[str, VmClass] = {}
+
+    def passed() -> Iterator[TickRecord]:
+        asked: set[str] = set()
+        for tick in ticks:
+            if new := {vm.vm for vm in tick.vms} - asked:
+                asked |= new
+                classes.update(vm_classes(session, new))
+            yield tick
+
+    return passed(), classes
 
 
 @dataclass(frozen=True, slots=True)

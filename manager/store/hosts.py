@@ -8,7 +8,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Select, String, and_, bindparam, delete, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, delete, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer
 
 from manager.model.fields import fields_of
@@ -94,6 +94,11 @@ def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -
     if names:
         rows = [{"host_id": host.id, "libvirt_uuid": uuid, "libvirt_name": name} for uuid, name in names.items()]
         session.execute(insert_for(session, DomainRow), rows)
+
+
+def is_reporting() -> ColumnElement[bool]:
+    """Whether a host's agent reports."""
+    return and_(HostRow.last_seen_at.is_not(None), HostRow.silent.is_(False))
 
 
 def list_domains(

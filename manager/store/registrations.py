@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Select, not_, select
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest, NotFound
@@ -59,15 +59,27 @@ def by_name(query: Query, kind: type[Registered], after: str | None, limit: int)
     return query.order_by(kind.name).limit(limit)
 
 
-def page(session: Session, kind: type[Row], after: str | None, limit: int, search: str | None = None) -> Sequence[Row]:
-    """A page of all objects of a kind, see ``by_name``; with ``search`` of those that have it in their names."""
-    query = select(kind).where(has_in_name(kind, search)) if search else select(kind)
+def page(
+    session: Session,
+    kind: type[Row],
+    after: str | None,
+    limit: int,
+    search: str | None = None,
+    wanted: Sequence[ColumnElement[bool]] = (),
+) -> Sequence[Row]:
+    """A page of the objects of a kind that are ``wanted``, see ``by_name``; with ``search`` in their names."""
+    query = select(kind).where(*wanted, *([has_in_name(kind, search)] if search else []))
     return session.scalars(by_name(query, kind, after, limit)).all()
 
 
 def has_in_name(kind: type[Registered], part: str) -> ColumnElement[bool]:
     """Whether names have a part, in capitals or not. Names are ASCII."""
     return kind.name.icontains(part, autoescape=True)
+
+
+def so(condition: ColumnElement[bool], wanted: bool | None) -> list[ColumnElement[bool]]:
+    """What asks that a condition holds, or that it does not; None: nothing is asked."""
+    return [] if wanted is None else [condition if wanted else not_(condition)]
 
 
 def replace(

@@ -11,6 +11,7 @@ from manager.control.savings import CostedUse, CostModel, HostUse, saved_by
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, status, tick_of
 from tests.web.desk import Desk
+from webui import savings_pages
 
 
 @pytest.fixture
@@ -83,6 +84,26 @@ def test_measured_energy_is_labelled(used: Desk) -> None:
     text = " ".join(browser.get("/savings").text.split())
     assert "Energy, measured (RAPL)" in text
     assert "without fans, disks and power supplies" in text
+
+
+def test_many_hosts_come_in_parts_and_are_searched(used: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kvm2", "kvm3"):
+        used.api.ok("PUT", f"/hosts/{name}", {})
+    browser = used.browser(Role.VIEWER)
+    assert "All 1 hosts" in browser.get("/savings").text
+    monkeypatch.setattr(savings_pages, "_PAGE_HOSTS", 2)
+    first = browser.get("/savings?years=6")
+    assert "1 of 3 hosts" in first.text
+    [following] = first.all("a", rel="next")
+    assert "years=6" in following["href"]
+    last = browser.get(following["href"])
+    assert "No CPU use of these hosts was measured" in last.text
+    assert not last.all("a", rel="next")
+    assert browser.get(last.all("a", class_="button", href="/savings?years=6")[0]["href"]).by_id("savings")
+    assert "1 matching host" in browser.get(f"/savings?search={HOST.upper()}").text
+    assert "No matching hosts" in browser.get("/savings?search=none").text
+    file = browser.get(f"/savings.csv?search={HOST}").source
+    assert [row["host"] for row in csv.DictReader(io.StringIO(file))] == [HOST]
 
 
 def test_without_measurements_it_says_so(desk: Desk) -> None:
