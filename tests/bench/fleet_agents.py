@@ -248,7 +248,7 @@ class SimulatedAgent:
         """Fetch the assignment, tick, and report for the first time, which is by far the longest report."""
         self.agent.reporter.sync()
         self.tick()
-        self.agent.reporter.exchange()
+        self.agent.reporter.report(ask=True)  # in one request: an exchange pauses until it knows of no other host
 
     def tick(self) -> None:
         """An interval ends."""
