@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
@@ -15,20 +17,29 @@ from manager.api.vm_demand import pcpus_of
 from manager.control.budget import MINUTE_S, Period, Steps, by_step
 from manager.control.host_type import host_type
 from manager.control.interference_minutes import BatchLimit, HostPast, SortedMinutes, kept_minutes, measured_minutes
-from manager.control.interference_table import interference_table
+from manager.control.interference_table import MeasuredMinute, interference_table
 from manager.control.series import host_lines
 from manager.model.fields import MAX_TEXT, adapter_of, timestamp
 from manager.model.host import Capabilities
-from manager.model.registration import Application, VmClass
+from manager.model.registration import Application, Sla, VmClass
 from manager.protocol.report import VmStatus
 from manager.store.applications import applications_of
-from manager.store.history import MeasuredPast, classified, hosts_in
-from manager.store.interference_tables import InterferenceLook, due_applications, look_of, measured_of, put_tables
+from manager.store.history import MeasuredPast, classified, hosts_of_each
+from manager.store.interference_tables import (
+    Due,
+    InterferenceLook,
+    MadeTables,
+    due_applications,
+    looks_of,
+    measured_of,
+    put_tables,
+)
 from manager.store.jobs import Run
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import find
+from manager.store.source_rows import hosts_of
 from manager.store.tick_rollups import read_ticks
-from manager.store.vms import VmFilter, list_vms
+from manager.store.vms import VmFilter, list_vms, vcpus_of
 
 FIRST = timedelta(days=2)
 """Of so long a history a table is made at first."""
@@ -36,11 +47,14 @@ AGAIN = timedelta(minutes=30)
 """A table is brought up to date so often."""
 SMALL_AGAIN = timedelta(minutes=5)
 """And where there is none yet, or a small one, so often."""
+IDLE_AGAIN = timedelta(hours=6)
+"""And where nothing was measured, so often: minutes that are too old go, and other sizes of VMs are noticed."""
 OVERLAP = timedelta(hours=1)
 """So much is read again each time: agents that were away report late."""
 MAX_LOOK_S = 20.0
 """When a run has taken so long no other application is looked at in it."""
 _MOST = 500
+_TOGETHER = 20  # applications of a host that are looked at within one transaction
 _ALL = 2**31 - 1
 
 log = logging.getLogger(__name__)
@@ -53,88 +67,121 @@ class InterferenceTables:
         self._context = context
 
     def look(self, run: Run) -> int:
-        """Bring tables up to date that are due, the oldest first; returns how many were. Raises DatabaseUnavailable."""
+        """Bring tables up to date that are due, the oldest first; returns how many were. Raises DatabaseUnavailable.
+
+        Applications of one host are looked at together: so its history is read once.
+        """
         until_s = monotonic() + MAX_LOOK_S
+        now = run.now
+        due = Due(now - AGAIN, now - SMALL_AGAIN, now - IDLE_AGAIN, measured_since=now - AGAIN - OVERLAP)
         with self._context.database.reading() as session:
-            names = due_applications(session, run.now - AGAIN, run.now - SMALL_AGAIN, _MOST)
+            names = due_applications(session, due, _MOST)
+            groups = _by_host(session, names)
         count = 0
-        for name in names:
+        for group in groups:
             if run.stopped() or monotonic() > until_s:
                 break
-            count += self._update(name, run.now)
+            count += self._update(group, now)
         return count
 
-    def _update(self, name: str, now: datetime) -> int:
+    def _update(self, names: Sequence[str], now: datetime) -> int:
         with self._context.database.reading() as session:
-            row = find(session, ApplicationRow, name)
-            if row is None or row.sla is None:
-                return 0
-            sla, application = row.sla, applications_of(session, [row])[name]
-            before = look_of(session, row)
-            size, size_since = _size(session, application), before.size_since if before else None
-            if before is not None:
-                size = size or before.size
-            if before is not None and before.size not in {"", size}:
-                before, size_since = None, now
-            elif before is not None and before.sla.percentile != sla.percentile:
-                before = None
-            since, until = _range(before, size_since, self._step_s, now)
-            found = self._measured(session, row, application, sla.percentile, since, until)
-            kept = measured_of(session, row) if before is not None else {}
-        tables = {}
-        for kind in kept.keys() | found.by_type.keys():
-            minutes = kept_minutes([*kept.get(kind, ()), *found.by_type.get(kind, ())], now.timestamp())
-            if minutes:
-                tables[kind] = minutes, interference_table(minutes, sla.response_time_ms)
-        look = InterferenceLook(now, until, sla, size, size_since, _why(found.left_out, until - since))
+            known = _known(session, names)
+            wanted = [_wanted(each, self._step_s, now) for each in known]
+            pasts = _HostPasts(session, self._context, _hosts(session, wanted))
+            made = [self._made(session, each, pasts, now) for each in wanted]
         with self._context.database.writing() as session:
-            row = find(session, ApplicationRow, name)
-            made = 0 if row is None else put_tables(session, row, look, tables)
-        log.debug("%s: %d interference tables", name, made)
-        return made
+            count = put_tables(session, made)
+        log.debug("%s: %d interference tables", ", ".join(names), count)
+        return count
 
     @property
     def _step_s(self) -> float:
         """A minute; where slots are longer, as many as one of these takes."""
         return max(math.ceil(self._context.slot_s / MINUTE_S), 1) * MINUTE_S
 
-    def _measured(
-        self,
-        session: Session,
-        row: ApplicationRow,
-        application: Application,
-        percentile: float,
-        since: datetime,
-        until: datetime,
-    ) -> SortedMinutes:
-        context = self._context
-        past = MeasuredPast(session, row, context.slot_length, context.min_samples)
-        read = past.periods(since, until, MINUTE_S, context.now())
-        steps, unmeasured = _measured_steps(read, since.timestamp(), until.timestamp(), self._step_s)
-        if steps.count < 1:
-            return measured_minutes((), (), application.vms, percentile, unmeasured)
-        periods = by_step(row.name, read, steps, context.clock())
-        hosts = [
-            of_host
-            for name in hosts_in(session, row, application.vms, since)
-            if (of_host := self._host(session, name, steps)) is not None
-        ]
-        return measured_minutes(periods, hosts, application.vms, percentile, unmeasured)
+    def _made(self, session: Session, wanted: _Wanted, pasts: _HostPasts, now: datetime) -> MadeTables:
+        found = self._measured(session, wanted, pasts)
+        tables = {}
+        for kind in wanted.kept.keys() | found.by_type.keys():
+            minutes = kept_minutes([*wanted.kept.get(kind, ()), *found.by_type.get(kind, ())], now.timestamp())
+            if minutes:
+                tables[kind] = minutes, interference_table(minutes, wanted.sla.response_time_ms)
+        why = _why(found.left_out, wanted.until - wanted.since)
+        look = InterferenceLook(now, wanted.until, wanted.sla, wanted.size, wanted.size_since, why)
+        return MadeTables(wanted.row.id, look, tables)
 
-    def _host(self, session: Session, name: str, steps: Steps) -> HostPast | None:
-        """A host over these steps; None where it is gone, or its agent never reported."""
-        host = find(session, HostRow, name)
+    def _measured(self, session: Session, wanted: _Wanted, pasts: _HostPasts) -> SortedMinutes:
+        context, row, vms = self._context, wanted.row, wanted.application.vms
+        past = MeasuredPast(session, row, context.slot_length, context.min_samples)
+        read = past.periods(wanted.since, wanted.until, MINUTE_S, context.now())
+        steps, unmeasured = _measured_steps(read, wanted.since.timestamp(), wanted.until.timestamp(), self._step_s)
+        if steps.count < 1:
+            return measured_minutes((), (), vms, wanted.sla.percentile, unmeasured)
+        periods = by_step(row.name, read, steps, context.clock())
+        return measured_minutes(periods, pasts.of(row, steps), vms, wanted.sla.percentile, unmeasured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An application that is due, and what is known of it: the last look, and minutes by type of host.
+
+    ``size``: the vCPUs of its VMs by tier, such as ``web 4+4, db 8``; empty where one of them does not run.
+    """
+
+    row: ApplicationRow
+    sla: Sla
+    application: Application
+    before: InterferenceLook | None
+    kept: Mapping[str, Sequence[MeasuredMinute]]
+    size: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be read of an application, in whole steps, and what goes on to count."""
+
+    row: ApplicationRow
+    sla: Sla
+    application: Application
+    kept: Mapping[str, Sequence[MeasuredMinute]]
+    size: str
+    size_since: datetime | None
+    since: datetime
+    until: datetime
+
+
+class _HostPasts:
+    """The past of hosts, each read once for all applications that look at the same steps. Not thread-safe."""
+
+    def __init__(self, session: Session, context: ManagerContext, hosts: Mapping[int, Sequence[str]]) -> None:
+        """``hosts``: where applications (row numbers) may have run."""
+        self._session, self._context, self._hosts = session, context, hosts
+        self._read: dict[tuple[str, Steps], HostPast | None] = {}
+
+    def of(self, application: ApplicationRow, steps: Steps) -> list[HostPast]:
+        """The hosts of an application over these steps, but those that are gone or whose agent never reported."""
+        found = [self._host(name, steps) for name in self._hosts[application.id]]
+        return [host for host in found if host is not None]
+
+    def _host(self, name: str, steps: Steps) -> HostPast | None:
+        if (name, steps) not in self._read:
+            self._read[name, steps] = self._read_host(name, steps)
+        return self._read[name, steps]
+
+    def _read_host(self, name: str, steps: Steps) -> HostPast | None:
+        host = find(self._session, HostRow, name)
         if host is None or host.capabilities is None or not pcpus_of(host):
             return None
         late_s = self._context.slot_s / 2
         since, until = (timestamp(time_s + late_s) for time_s in (steps.first_s, steps.end_s))
-        ticks, classes = classified(session, read_ticks(session, name, since, until, 2 * steps.count))
+        ticks, classes = classified(self._session, read_ticks(self._session, name, since, until, 2 * steps.count))
         _, lines = host_lines(name, ticks, classes, steps, late_s)
         limits = {
             vm["name"]: BatchLimit(
                 VmStatus.model_validate_json(vm["status"]).vcpus, vm["batch"].alone_pcpus if vm["batch"] else None
             )
-            for vm in list_vms(session, VmFilter(host=name, vm_class=VmClass.BATCH), None, _ALL)
+            for vm in list_vms(self._session, VmFilter(host=name, vm_class=VmClass.BATCH), None, _ALL)
             if vm["status"] is not None
         }
         return HostPast(type_of(host), pcpus_of(host), lines, limits)
@@ -156,26 +203,68 @@ def _measured_steps(periods: Sequence[Period], since_s: float, until_s: float, s
     return Steps(first_s, step_s, round((until_s - first_s) / step_s), MINUTE_S), unmeasured
 
 
-def _range(
-    before: InterferenceLook | None, size_since: datetime | None, step_s: float, now: datetime
-) -> tuple[datetime, datetime]:
-    """What is to be read, in whole steps: all that is over."""
+def _by_host(session: Session, names: Sequence[str]) -> list[Sequence[str]]:
+    """Applications in groups that are looked at together: those of a host. The group of the first one is first."""
+    numbers = session.execute(select(ApplicationRow.id, ApplicationRow.name).where(ApplicationRow.name.in_(names)))
+    hosts = hosts_of(session, {row.id: row.name for row in numbers})
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(min(hosts.get(name, ()), default=""), []).append(name)
+    return [group[first : first + _TOGETHER] for group in groups.values() for first in range(0, len(group), _TOGETHER)]
+
+
+def _known(session: Session, names: Sequence[str]) -> list[_Known]:
+    """Those of the applications that are there and have an SLA."""
+    rows = session.scalars(select(ApplicationRow).where(ApplicationRow.name.in_(names)).order_by(ApplicationRow.id))
+    slas = {row: row.sla for row in rows}
+    numbers = [row.id for row, sla in slas.items() if sla is not None]
+    applications, looks = applications_of(session, list(slas)), looks_of(session, numbers)
+    measured = measured_of(session, numbers)
+    vcpus = vcpus_of(session, {vm for application in applications.values() for vm in application.vms})
+    return [
+        _Known(
+            row,
+            sla,
+            applications[row.name],
+            looks.get(row.id),
+            measured[row.id],
+            _size(applications[row.name], vcpus),
+        )
+        for row, sla in slas.items()
+        if sla is not None
+    ]
+
+
+def _wanted(known: _Known, step_s: float, now: datetime) -> _Wanted:
+    """What goes on to count of what is known, and what is to be read: all that is over."""
+    before, size = known.before, known.size
+    size_since = before.size_since if before else None
+    if before is not None:
+        size = size or before.size
+    if before is not None and before.size not in {"", size}:
+        before, size_since = None, now
+    elif before is not None and before.sla.percentile != known.sla.percentile:
+        before = None
+    kept = known.kept if before is not None else {}
     until_s = now.timestamp() // step_s * step_s
     since_s = until_s - FIRST.total_seconds()
     if before is not None:
         since_s = max(since_s, (before.until - OVERLAP).timestamp() // step_s * step_s)
     if size_since is not None:
         since_s = max(since_s, math.ceil(size_since.timestamp() / step_s) * step_s)
-    return timestamp(min(since_s, until_s)), timestamp(until_s)
+    since, until = timestamp(min(since_s, until_s)), timestamp(until_s)
+    return _Wanted(known.row, known.sla, known.application, kept, size, size_since, since, until)
 
 
-def _size(session: Session, application: Application) -> str:
-    """The vCPUs of its VMs by tier, such as ``web 4+4, db 8``; empty where one of them does not run."""
-    vcpus = {
-        vm["name"]: VmStatus.model_validate_json(vm["status"]).vcpus
-        for vm in list_vms(session, VmFilter(names=application.vms), None, _ALL)
-        if vm["status"] is not None
-    }
+def _hosts(session: Session, wanted: Sequence[_Wanted]) -> dict[int, list[str]]:
+    """Where each of the applications (row numbers) may have run."""
+    since = min((each.since for each in wanted), default=None)
+    if since is None:
+        return {}
+    return hosts_of_each(session, {each.row.id: each.application.vms for each in wanted}, since)
+
+
+def _size(application: Application, vcpus: Mapping[str, int]) -> str:
     if not application.vms <= vcpus.keys():
         return ""
     tiers = ((tier.name, sorted(vcpus[vm] for vm in tier.vms)) for tier in application.tiers if tier.vms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from manager.control.batch_progress import LEAST_PCPUS
@@ -35,21 +35,30 @@ class BatchLimit:
     alone_pcpus: float | None = None
 
 
+class _Used(NamedTuple):
+    """CPU seconds a second that batch VMs got, and that they would use if each were alone."""
+
+    got: float
+    wanted: float
+
+
 @dataclass(frozen=True, slots=True)
 class HostPast:
-    """A host of ``pcpus`` over the minutes of a history: lines of all its VMs, and limits of its batch VMs by name."""
+    """A host of ``pcpus`` over the minutes of a history: lines of all its VMs, and limits of its batch VMs by name.
+
+    ``used``: by its batch VMs together, in each minute.
+    """
 
     host_type: str
     pcpus: int
     lines: Sequence[VmLines]
     limits: Mapping[str, BatchLimit]
+    used: Sequence[_Used] = field(init=False)
 
-
-class _Used(NamedTuple):
-    """CPU seconds a second that a batch VM got, and that it would use if it were alone."""
-
-    got: float
-    wanted: float
+    def __post_init__(self) -> None:
+        # Once for all applications that ran there.
+        count = max((len(line.cpu_share) for line in self.lines), default=0)
+        object.__setattr__(self, "used", [_sum(_batch_vms(self, place)) for place in range(count)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +119,15 @@ def _batch(hosts: Sequence[HostPast], place: int) -> tuple[float, float]:
     """The most that batch VMs want of a host, and the part of what all of them want that they lose."""
     most, all_got, all_wanted = 0.0, 0.0, 0.0
     for host in hosts:
-        used = list(_batch_vms(host, place))
-        wanted = sum(each.wanted for each in used)
+        got, wanted = host.used[place]
         most = max(most, wanted / host.pcpus)
-        all_got, all_wanted = all_got + sum(each.got for each in used), all_wanted + wanted
+        all_got, all_wanted = all_got + got, all_wanted + wanted
     return most, max(1 - all_got / all_wanted, 0.0) if all_wanted >= LEAST_PCPUS else 0.0
+
+
+def _sum(used: Iterable[_Used]) -> _Used:
+    of_all = list(used)
+    return _Used(sum(each.got for each in of_all), sum(each.wanted for each in of_all))
 
 
 def _batch_vms(host: HostPast, place: int) -> Iterator[_Used]:

@@ -187,10 +187,11 @@ def read_decisions(
     yield from newest_first(session, query, table, items)
 
 
-def deciding_hosts(session: Session, vms: Collection[str], since: datetime) -> list[str]:
-    """The hosts that decided about any of these VMs on the day of ``since`` (UTC) or later."""
+def deciding_hosts(session: Session, vms: Collection[str], since: datetime) -> set[tuple[str, str]]:
+    """Each of these VMs with each host that decided about it on the day of ``since`` (UTC) or later."""
     decided = DecidedVmRow.vm.in_(vms), DecidedVmRow.day >= floor(since, DAY)
-    return list(session.scalars(select(DecidedVmRow.host).where(*decided).distinct()))
+    rows = session.execute(select(DecidedVmRow.vm, DecidedVmRow.host).where(*decided).distinct())
+    return {(vm, host) for vm, host in rows}
 
 
 class _Place(NamedTuple):

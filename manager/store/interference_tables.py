@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -16,7 +16,7 @@ from manager.model.interference import LargestLoad
 from manager.model.registration import Sla
 from manager.store.applications import keep_applications
 from manager.store.interference_models import InterferenceLookRow, InterferenceTableRow
-from manager.store.models import ApplicationRow
+from manager.store.models import ApplicationRow, WindowRow
 from manager.store.row_writes import upsert
 
 _LOADS = TypeAdapter(tuple[LargestLoad, ...])
@@ -48,23 +48,51 @@ class KnownTable:
     loads: tuple[LargestLoad, ...]
 
 
-def due_applications(session: Session, before: datetime, small_before: datetime, limit: int) -> list[str]:
-    """The applications that were last looked at ``before``: the oldest first, none without an SLA.
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Which applications are due: those that were last looked at before a time.
 
-    Those without a table, or with a small one, ``small_before``, and those whose SLA has changed in any case.
+    ``small_before`` is for those without a table, or with a small one; ``idle_before`` for those of which nothing was
+    measured since ``measured_since``.
+    """
+
+    before: datetime
+    small_before: datetime
+    idle_before: datetime
+    measured_since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTables:
+    """The tables of an application (row number) by type of host: the minutes they are made of, and their rows."""
+
+    application: int
+    look: InterferenceLook
+    tables: Mapping[str, tuple[Sequence[MeasuredMinute], Sequence[LargestLoad]]]
+
+
+def due_applications(session: Session, due: Due, limit: int) -> list[str]:
+    """The applications that are due: the oldest look first, none without an SLA.
+
+    Those whose SLA has changed, and those that were never looked at, are due in any case.
     """
     look, row = InterferenceLookRow, ApplicationRow
     table = InterferenceTableRow
     small = ~exists().where(table.application_id == row.id, table.minutes >= _FEW)
-    changed = or_(
-        look.sla_ms != row.sla_response_time_ms,
-        look.percentile != row.sla_percentile,
-        and_(small, look.at < small_before),
-    )
+    measured = exists().where(WindowRow.application_id == row.id, WindowRow.slot >= due.measured_since)
     query = (
         select(row.name)
         .outerjoin(look, look.application_id == row.id)
-        .where(row.sla_response_time_ms.is_not(None), or_(look.at.is_(None), look.at < before, changed))
+        .where(
+            row.sla_response_time_ms.is_not(None),
+            or_(
+                look.at.is_(None),
+                look.sla_ms != row.sla_response_time_ms,
+                look.percentile != row.sla_percentile,
+                look.at < due.idle_before,
+                and_(or_(look.at < due.before, and_(small, look.at < due.small_before)), measured),
+            ),
+        )
         .order_by(look.at.is_not(None), look.at, row.name)
     )
     return list(session.scalars(query.limit(limit)))
@@ -72,18 +100,28 @@ def due_applications(session: Session, before: datetime, small_before: datetime,
 
 def look_of(session: Session, application: ApplicationRow) -> InterferenceLook | None:
     """How far the tables of an application are; None: they were never made."""
-    row = session.get(InterferenceLookRow, application.id)
-    if row is None:
-        return None
-    then = Sla(row.sla_ms, row.percentile)
-    return InterferenceLook(row.at, row.until, then, row.size, row.size_since, row.why)
+    return looks_of(session, [application.id]).get(application.id)
 
 
-def measured_of(session: Session, application: ApplicationRow) -> dict[str, list[MeasuredMinute]]:
-    """The minutes that tables are made of, by type of host."""
+def looks_of(session: Session, applications: Collection[int]) -> dict[int, InterferenceLook]:
+    """How far the tables of applications are, by row number; without those of which they were never made."""
+    rows = session.scalars(select(InterferenceLookRow).where(InterferenceLookRow.application_id.in_(applications)))
+    return {
+        row.application_id: InterferenceLook(
+            row.at, row.until, Sla(row.sla_ms, row.percentile), row.size, row.size_since, row.why
+        )
+        for row in rows
+    }
+
+
+def measured_of(session: Session, applications: Collection[int]) -> dict[int, dict[str, list[MeasuredMinute]]]:
+    """The minutes that tables are made of, by row number of the application and type of host."""
     table = InterferenceTableRow
-    rows = session.execute(select(table.host_type, table.measured).where(table.application_id == application.id))
-    return {host_type: [MeasuredMinute(*each) for each in json.loads(text)] for host_type, text in rows}
+    columns = table.application_id, table.host_type, table.measured
+    found: dict[int, dict[str, list[MeasuredMinute]]] = {number: {} for number in applications}
+    for number, host_type, text in session.execute(select(*columns).where(table.application_id.in_(applications))):
+        found[number][host_type] = [MeasuredMinute(*each) for each in json.loads(text)]
+    return found
 
 
 def tables_of(session: Session, application: ApplicationRow) -> list[KnownTable]:
@@ -100,17 +138,31 @@ def tables_of(session: Session, application: ApplicationRow) -> list[KnownTable]
     ]
 
 
-def put_tables(
-    session: Session,
-    application: ApplicationRow,
-    look: InterferenceLook,
-    tables: Mapping[str, tuple[Sequence[MeasuredMinute], Sequence[LargestLoad]]],
-) -> int:
-    """Replace the tables of an application, by type of host; returns how many there are, 0 where it is gone."""
-    if application.name not in keep_applications(session, [application.id]):
-        return 0
-    of_look = {
-        "application_id": application.id,
+def put_tables(session: Session, made: Sequence[MadeTables]) -> int:
+    """Replace the tables of applications; returns how many there are of them, none of those that are gone."""
+    there = set(keep_applications(session, [each.application for each in made]).values())
+    kept = [each for each in made if each.application in there]
+    upsert(session, InterferenceLookRow, [_look_row(each.application, each.look) for each in kept], ["application_id"])
+    table = InterferenceTableRow
+    wanted = {each.application: each.tables for each in kept}
+    known = session.execute(
+        select(table.id, table.application_id, table.host_type).where(table.application_id.in_(wanted))
+    )
+    gone = [row.id for row in known if row.host_type not in wanted[row.application_id]]
+    if gone:
+        session.execute(delete(table).where(table.id.in_(gone)))
+    rows = [
+        _table_row(number, host_type, minutes, loads)
+        for number, tables in wanted.items()
+        for host_type, (minutes, loads) in sorted(tables.items())
+    ]
+    upsert(session, table, rows, ["application_id", "host_type"])
+    return len(rows)
+
+
+def _look_row(application: int, look: InterferenceLook) -> dict[str, object]:
+    return {
+        "application_id": application,
         "at": look.at,
         "until": look.until,
         "percentile": look.sla.percentile,
@@ -119,25 +171,21 @@ def put_tables(
         "size_since": look.size_since,
         "why": look.why,
     }
-    upsert(session, InterferenceLookRow, [of_look], ["application_id"])
-    table = InterferenceTableRow
-    gone = table.application_id == application.id, table.host_type.not_in(list(tables))
-    session.execute(delete(table).where(*gone))
-    rows = [
-        {
-            "application_id": application.id,
-            "host_type": host_type,
-            "since": datetime.fromtimestamp(minutes[0].start_s, UTC),
-            "until": datetime.fromtimestamp(minutes[-1].start_s, UTC),
-            "minutes": len(minutes),
-            "peak_rps": max(minute.rate_rps for minute in minutes),
-            "loads": _LOADS.dump_json(tuple(loads), by_alias=True).decode(),
-            "measured": _text(minutes),
-        }
-        for host_type, (minutes, loads) in sorted(tables.items())
-    ]
-    upsert(session, table, rows, ["application_id", "host_type"])
-    return len(rows)
+
+
+def _table_row(
+    application: int, host_type: str, minutes: Sequence[MeasuredMinute], loads: Sequence[LargestLoad]
+) -> dict[str, object]:
+    return {
+        "application_id": application,
+        "host_type": host_type,
+        "since": datetime.fromtimestamp(minutes[0].start_s, UTC),
+        "until": datetime.fromtimestamp(minutes[-1].start_s, UTC),
+        "minutes": len(minutes),
+        "peak_rps": max(minute.rate_rps for minute in minutes),
+        "loads": _LOADS.dump_json(tuple(loads), by_alias=True).decode(),
+        "measured": _text(minutes),
+    }
 
 
 def _text(minutes: Sequence[MeasuredMinute]) -> str:

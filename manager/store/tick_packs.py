@@ -91,7 +91,13 @@ def oldest_tick_at(session: Session, host: str, since: datetime) -> datetime | N
     """The time of a host's oldest tick from ``since`` on; None: there is none."""
     query = select(func.min(TickPackRow.last_at)).where(TickPackRow.host == host, TickPackRow.last_at >= since)
     last_at = session.scalar(query)
-    return None if last_at is None else ticks_between(session, host, since, last_at + _STEP)[0].at
+    if last_at is None:
+        return None
+    bodies = session.scalars(
+        select(TickPackRow.body).where(TickPackRow.host == host, between(TickPackRow, since, last_at + _STEP))
+    )
+    since_us = microseconds(since)
+    return moment_of(min(at_us for body in bodies for at_us, _ in tick_times(body) if at_us >= since_us))
 
 
 def _newest(session: Session, host: str, begin: datetime, end: datetime) -> Iterator[StoredTick]:

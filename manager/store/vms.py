@@ -167,6 +167,12 @@ def get_vm(session: Session, name: str) -> dict[str, Any]:
     return mappings[0]
 
 
+def vcpus_of(session: Session, names: Collection[str]) -> dict[str, int]:
+    """How many vCPUs VMs have, by name, as far as they run anywhere."""
+    rows = session.execute(select(VmStatusRow.vm, VmStatusRow.body).where(VmStatusRow.vm.in_(names)))
+    return {vm: json.loads(body)["vcpus"] for vm, body in rows}
+
+
 def vms_for_host(session: Session, host: str) -> list[VmSpec]:
     """The VMs that may run on a host, by name."""
     rows = session.execute(select(*_REGISTERED, VmRow.adoptions).where(may_run_on(host)).order_by(VmRow.name))

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from manager.api import admission_routes
+from manager.api import admission_routes, interference_job
 from manager.api.context import ManagerContext
-from manager.api.interference_job import AGAIN, InterferenceTables
+from manager.api.interference_job import AGAIN, IDLE_AGAIN, OVERLAP, InterferenceTables
 from manager.cli import fits_command, main, profile_table
 from manager.errors import TwinRefused
 from manager.model.histogram import Histogram
 from manager.protocol.client import ManagerClient
 from manager.sim.twin import Twin
 from manager.store.jobs import Run
+from manager.store.tick_rollups import read_ticks
 from tests.api.conftest import CAPABILITIES, HOST, START, Api, report, status, tick_of, window
 from tests.api.sweeping import InProcess
 
@@ -123,6 +124,47 @@ def test_other_sizes_of_its_vms_are_another_table(site: Api) -> None:
     tell(site, 19, vcpus=2)
     look(site)
     assert [table["minutes"] for table in known(site)["tables"]] == [19]
+
+
+def test_applications_of_a_host_are_looked_at_together(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(api)
+    api.ok("PUT", "/vms/blog-1", {"class": "critical"})
+    tiers = [{"name": "blog", "vms": ["blog-1"]}]
+    api.ok("PUT", "/applications/blog", {"tiers": tiers, "sla": {"response_time_ms": 1}})
+    tell(api)
+    also = [window("blog", 60 * number - 3600 + 30, 40, requests=40) for number in range(60)]
+    ran = [status("blog-1", vcpus=2, libvirt_uuid=HOG_UUID[:-1] + "2")]
+    api.ok("POST", f"/hosts/{HOST}/report", report(vms=ran, vms_changed_only=True, windows=also))
+    read: list[str] = []
+
+    def counted(session: Any, host: str, *range_: Any) -> Any:
+        read.append(host)
+        return read_ticks(session, host, *range_)
+
+    monkeypatch.setattr(interference_job, "read_ticks", counted)
+    assert look(api) == 1, "no tick of the other VM was reported"
+    assert read == [HOST, HOST], "of the one since an hour, of the other since two"
+    assert known(api)["tables"][0]["minutes"] == MINUTES
+    blog = api.ok("GET", "/applications/blog/interference")
+    assert (blog["size"], blog["tables"]) == ("blog 2", [])
+    assert "no reports of its VMs: 60" in blog["why"]
+    read.clear()
+    api.clock.now_s += AGAIN.total_seconds() + 1
+    assert look(api) == 1
+    assert read == [HOST], "both since the same minute"
+    assert known(api)["tables"][0]["minutes"] == MINUTES
+
+
+def test_where_nothing_is_measured_any_more_nothing_is_read(site: Api) -> None:
+    tell(site)
+    look(site)
+    before = known(site)["at"]
+    site.clock.now_s += (OVERLAP + AGAIN).total_seconds() + 60
+    assert look(site) == 0
+    assert known(site)["at"] == before
+    site.clock.now_s += IDLE_AGAIN.total_seconds()
+    assert look(site) == 1
+    assert known(site)["at"] > before
 
 
 def test_what_is_missing_is_said(site: Api) -> None:

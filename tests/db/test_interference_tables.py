@@ -8,12 +8,16 @@ import pytest
 from sqlalchemy import func, select
 
 from manager.control.interference_table import MeasuredMinute, interference_table
+from manager.model.histogram import Histogram
 from manager.model.registration import Application, Sla
+from manager.model.window import Window
 from manager.store.applications import put_application, remove_application
 from manager.store.database import Database
 from manager.store.interference_models import InterferenceLookRow, InterferenceTableRow
 from manager.store.interference_tables import (
+    Due,
     InterferenceLook,
+    MadeTables,
     due_applications,
     look_of,
     measured_of,
@@ -22,6 +26,7 @@ from manager.store.interference_tables import (
 )
 from manager.store.models import ApplicationRow
 from manager.store.registrations import get
+from manager.store.windows import replace_windows
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SLA = Sla(20.0)
@@ -37,7 +42,19 @@ def register(database: Database, name: str, sla: Sla | None = SLA) -> None:
 def put(database: Database, name: str, at: datetime = NOW, *kinds: str) -> int:
     with database.writing() as session:
         look = InterferenceLook(at, NOW, SLA, "web 2", None, "why")
-        return put_tables(session, get(session, ApplicationRow, name), look, dict.fromkeys(kinds, (MINUTES, LOADS)))
+        number = get(session, ApplicationRow, name).id
+        return put_tables(session, [MadeTables(number, look, dict.fromkeys(kinds, (MINUTES, LOADS)))])
+
+
+def due_at(before: datetime, small_before: datetime | None = None, measured_since: datetime = NOW) -> Due:
+    return Due(before, small_before or before, before - timedelta(hours=6), measured_since)
+
+
+def measure(database: Database, *names: str, at: datetime = NOW) -> None:
+    with database.writing() as session:
+        numbers = {name: get(session, ApplicationRow, name).id for name in names}
+        windows = [Window(name, at.timestamp(), at.timestamp() + 5, Histogram({1: 1})) for name in names]
+        replace_windows(session, "kvm1", numbers, windows, timedelta(seconds=5))
 
 
 @pytest.fixture
@@ -58,7 +75,7 @@ def test_tables_are_read_as_they_were_put_and_replaced_as_a_whole(shops: Databas
         assert big.loads == LOADS
         assert (big.since, big.until) == (NOW, NOW + timedelta(minutes=59))
         assert (big.minutes, big.peak_rps) == (60, 69.0)
-        assert measured_of(session, row) == {"big": MINUTES, "tiny": MINUTES}
+        assert measured_of(session, [row.id]) == {row.id: {"big": MINUTES, "tiny": MINUTES}}
         look = look_of(session, row)
         assert look == InterferenceLook(NOW + timedelta(hours=1), NOW, SLA, "web 2", None, "why")
         assert look_of(session, get(session, ApplicationRow, "blog")) is None
@@ -66,9 +83,11 @@ def test_tables_are_read_as_they_were_put_and_replaced_as_a_whole(shops: Databas
 
 
 def test_the_oldest_are_due_first(shops: Database) -> None:
+    measure(shops, "blog", "shop")
+
     def due(limit: int = 9) -> list[str]:
         with shops.reading() as session:
-            return due_applications(session, NOW, NOW, limit)
+            return due_applications(session, due_at(NOW), limit)
 
     assert due() == ["blog", "shop"], "an application without an SLA never is"
     put(shops, "blog", NOW - timedelta(minutes=1))
@@ -82,7 +101,22 @@ def test_the_oldest_are_due_first(shops: Database) -> None:
     put(shops, "blog", NOW, "big")
     with shops.reading() as session:
         later = NOW + timedelta(minutes=5)
-        assert due_applications(session, NOW, later, 9) == ["shop"], "it has no table yet"
+        assert due_applications(session, due_at(NOW, later), 9) == ["shop"], "it has no table yet"
+
+
+def test_where_nothing_was_measured_nothing_is_due_for_hours(shops: Database) -> None:
+    for name in ("blog", "shop"):
+        put(shops, name, NOW, "big")
+    measure(shops, "shop")
+
+    def due(at: datetime, measured_since: datetime) -> list[str]:
+        with shops.reading() as session:
+            return due_applications(session, due_at(at, at, measured_since), 9)
+
+    later = NOW + timedelta(minutes=5)
+    assert due(later, NOW) == ["shop"]
+    assert due(later, NOW + timedelta(seconds=5)) == []
+    assert due(NOW + timedelta(hours=6, seconds=1), NOW) == ["blog", "shop"]
 
 
 @pytest.mark.parametrize("sla", [Sla(21.0), Sla(20.0, 99.0)])
@@ -92,7 +126,7 @@ def test_another_sla_makes_a_table_due_and_hides_it(shops: Database, sla: Sla) -
     register(shops, "shop", sla)
     register(shops, "blog", Sla(20.0, max_rate_rps=500.0))
     with shops.reading() as session:
-        assert due_applications(session, NOW, NOW, 9) == ["shop"]
+        assert due_applications(session, due_at(NOW), 9) == ["shop"]
         assert tables_of(session, get(session, ApplicationRow, "shop")) == []
         assert len(tables_of(session, get(session, ApplicationRow, "blog"))) == 1, "the agreed rate is another matter"
 
@@ -110,4 +144,5 @@ def test_tables_go_with_their_application(shops: Database) -> None:
         ]
         assert counts == [0, 0]
         look = InterferenceLook(NOW, NOW, SLA, "", None, "")
-        assert put_tables(session, row, look, {"big": (MINUTES, LOADS)}) == 0, "it was removed meanwhile"
+        made = MadeTables(row.id, look, {"big": (MINUTES, LOADS)})
+        assert put_tables(session, [made]) == 0, "it was removed meanwhile"
