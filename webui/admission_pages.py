@@ -9,7 +9,7 @@ from flask import Response, request
 from manager.api.auth import VIEWER, allow
 from manager.api.schemas.admission_shapes import AdmissionIn
 from webui import rest
-from webui.editing_pages import policies
+from webui.editing_pages import policies, suggestions
 from webui.filled import Sheet
 from webui.forms import Look, form_page, parts_of
 from webui.rest import Json
@@ -33,13 +33,14 @@ def admission(name: str) -> Response:
     host = rest.get(path)
     if request.args:
         sheet.submit(AdmissionIn, request.args, "POST", f"{path}/admission")
-    vms = list(rest.every("/vms"))
+    serving = rest.every("/vms", host=name, serving=True)
     look = Look(
         choices={"policy": policies()},
         suggested={
-            "vm": [vm["name"] for vm in vms if vm["status_host"] != name],
-            "like": list(services_like(rest.every("/applications"), vms, name)),
+            "vm": rest.suggested("vms", elsewhere=name),
+            "like": list(services_like(rest.every("/applications", host=name), serving, name)),
         },
+        listed={"vm": suggestions("vms", elsewhere=name)},
         labels=_LABELS,
     )
     parts = parts_of(AdmissionIn, sheet.body, sheet.errors, look)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from flask import abort, redirect, request, url_for
+from flask import Response, abort, redirect, request, url_for
 from markupsafe import escape
 from werkzeug.wrappers import Response as AnyResponse
 
-from manager.api.auth import OPERATOR, allow
+from manager.api.auth import OPERATOR, VIEWER, allow
 from manager.api.queries import NamePath
 from manager.api.schemas.access_shapes import TokenIn, UserIn
 from manager.model.fields import adapter_of, json_fields
 from manager.model.registration import ApplicationIn, HostIn, VmIn
 from webui import rest
 from webui.filled import Given, Sheet, check, covers, differences, etag_of, press, read_form
-from webui.forms import Choices, Look, form_page, parts_of
+from webui.forms import Choices, Input, Look, form_page, parts_of
 from webui.rest import Json, RequestRefused
 from webui.site import page, web
 from webui.words import label_of
+
+_PICKED = "tiers[].vms"
+PICKED_VMS = 100
+"""Most VMs that serve nothing yet in a list to pick from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def change(kind: str, name: str | None = None) -> AnyResponse:
         sheet = of.registered(name)
     else:
         sheet = Sheet(request.args.get("name", ""), {"tiers": [{}]} if kind == "applications" else {})
-    parts = parts_of(of.model, sheet.body, sheet.errors, _look(of, name, sheet.focus))
+    parts = parts_of(of.model, sheet.body, sheet.errors, _look(of, name, sheet))
     if name is None:
         parts = (*parts_of(NamePath, {"name": sheet.name}, sheet.errors), *parts)
     return form_page("edit.html", sheet, parts, kind=of, new=name is None)
@@ -142,15 +146,16 @@ def _compare(kind: EditedKind, sheet: Sheet) -> None:
     sheet.detail = f"This {kind.word} was changed meanwhile. Saving replaces the current values."
 
 
-def _look(kind: EditedKind, name: str | None, focus: str) -> Look:
+def _look(kind: EditedKind, name: str | None, sheet: Sheet) -> Look:
     """What can be picked: read anew for each page."""
     if kind.path == "hosts":
-        return Look(choices={"policy": policies()}, folded=kind.folded, focus=focus)
-    hosts = rest.suggested_hosts()
+        return Look(choices={"policy": policies()}, folded=kind.folded, focus=sheet.focus)
+    hosts, listed = rest.suggested("hosts"), suggestions("hosts")
     if kind.path == "vms":
-        return Look(suggested={"host": hosts}, folded=kind.folded)
-    free = free_vms(rest.every("/vms"), name)
-    return Look(choices={"tiers[].vms": free}, suggested={"sources[].host": hosts}, focus=focus)
+        return Look(suggested={"host": hosts}, listed={"host": listed}, folded=kind.folded)
+    picked = vms_to_pick(sheet, name)
+    also = {**picked.listed, "sources[].host": listed}
+    return replace(picked, suggested={"sources[].host": hosts}, listed=also, focus=sheet.focus)
 
 
 def policies() -> Choices:
@@ -158,10 +163,80 @@ def policies() -> Choices:
     return tuple((policy["name"], policy["name"]) for policy in rest.every("/policies"))
 
 
-def free_vms(vms: Iterable[Json], application: str | None) -> Choices:
-    """VMs that may serve the application, with words: those that serve no other one."""
-    return tuple(
-        (vm["name"], f"{vm['name']} ({vm['class']}{', on ' + vm['status_host'] if vm['status_host'] else ''})")
-        for vm in vms
-        if vm["application"] in {None, application}
-    )
+def suggestions(kind: str, elsewhere: str | None = None) -> str:
+    """The address of names that have what a field holds, for fields that suggest some; see ``rest.suggested``."""
+    return url_for("web.suggest", kind=kind, elsewhere=elsewhere)
+
+
+@web.get("/forms/suggest/<any(vms, hosts):kind>")
+@allow(VIEWER)
+def suggest(kind: str) -> Response:
+    """Names of VMs, without those on a host where there is ``elsewhere``, or of hosts, as options of a field."""
+    text = request.args.get(request.args.get("field", ""), "")
+    return page("options.html", names=rest.suggested(kind, text, request.args.get("elsewhere", "")))
+
+
+def vms_to_pick(sheet: Sheet, application: str | None) -> Look:
+    """The VMs that the tiers of an application may have: those that have been picked, and some that serve no other one.
+
+    Each tier has a search of its own; without scripts it is sent with the form.
+    """
+    tiers = sheet.body.get("tiers") or ()
+    chosen = frozenset(vm for tier in tiers for vm in tier.get("vms") or ())
+    choices, all_of_them = free_vms(application, chosen)
+    if all_of_them:
+        return Look(choices={_PICKED: choices})
+    paths = (f"tiers[{place}].vms" for place in range(len(tiers)))
+    searched = {path: text for path in paths if (text := _search_of(path))}
+    found = {path: free_vms(application, chosen, text)[0] for path, text in searched.items()}
+    listed = url_for("web.pick_free_vms", application=application)
+    return Look(choices={_PICKED: choices, **found}, listed={_PICKED: listed}, searched=searched)
+
+
+def _search_of(path: str) -> str:
+    """What was entered in the search beside a list of boxes."""
+    return request.form.get(f"find {path}", "").strip()[: rest.LONGEST_SEARCH]
+
+
+@web.post("/forms/pick")
+@allow(OPERATOR)
+def pick_free_vms() -> Response:
+    """The boxes of VMs that may serve an application: those ticked in a ``field``, and those that its search finds."""
+    path = request.args.get("field", "")
+    chosen, text = request.form.getlist(path), _search_of(path)
+    choices, _ = free_vms(request.args.get("application"), frozenset(chosen), text)
+    boxes = Input(path, "", "", "many", tuple(chosen), choices=choices, listed=request.path, search=text)
+    return page("picks.html", input=boxes)
+
+
+def free_vms(application: str | None, chosen: Collection[str], search: str = "") -> tuple[Choices, bool]:
+    """VMs that may serve the application, with words, and whether these are all.
+
+    First those that are ``chosen``, then those of the application, then as many as a page has of those that serve no
+    other one, both with ``search`` in their names.
+    """
+    own = list(rest.every("/vms", application=application)) if application else []
+    free = rest.get("/vms", serving=False, search=search or None, limit=PICKED_VMS)
+    found = {vm["name"]: vm for vm in free["items"]}
+    rows = {vm["name"]: vm for vm in own if vm["name"] in chosen or search.lower() in vm["name"].lower()} | found
+    unseen = [name for name in sorted(chosen) if name not in rows][:PICKED_VMS]
+    rows |= {name: vm for name in unseen if (vm := registered_vm(name)) is not None}
+    rows = {name: vm for name, vm in rows.items() if vm["application"] in {None, application}}
+    first, then = [name for name in rows if name in chosen], [name for name in rows if name not in chosen]
+    choices = tuple((name, _in_words(rows[name])) for name in (*sorted(first), *sorted(then)))
+    return choices, free["next"] is None and not search
+
+
+def registered_vm(name: str) -> Json | None:
+    """A VM as registered; None: there is none."""
+    try:
+        vm: Json = rest.get(rest.at("vms", name))
+    except RequestRefused as refused:
+        if refused.status in {HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            return None
+        raise
+    return vm
+
+
+def _in_words(vm: Json) -> str:
+    return f"{vm['name']} ({vm['class']}{', on ' + vm['status_host'] if vm['status_host'] else ''})"

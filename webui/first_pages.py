@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from flask import redirect, request, url_for
@@ -15,12 +15,12 @@ from manager.control.watching import application_body, application_names
 from manager.model.registration import Mode
 from manager.model.traffic import MOST_SERVICES
 from webui import rest
-from webui.editing_pages import KINDS, filled, free_vms, save
+from webui.editing_pages import KINDS, filled, registered_vm, save, vms_to_pick
 from webui.filled import Sheet
 from webui.forms import Look, Part, form_page, parts_of
-from webui.host_view import Contact, ServiceLine, heard, service_lines
-from webui.rest import Json
-from webui.site import now_s, web
+from webui.host_view import ServiceLine, service_lines
+from webui.rest import Json, RequestRefused
+from webui.site import web
 
 STEPS: Mapping[str, str] = {
     "agent": "An agent reports",
@@ -35,13 +35,23 @@ STEPS: Mapping[str, str] = {
 _APPLICATIONS = KINDS["applications"]
 
 
+_NAMED = 10
+"""Most hosts of which a step shows the names, and most hosts on a page of services."""
+
+
 @dataclass(frozen=True, slots=True)
 class System:
-    """What there is so far. ``application`` is the one that the steps are about, None before there is one."""
+    """What there is so far. ``application`` is the one that the steps are about, None before there is one.
+
+    ``reporting`` and ``silent`` are the first hosts of either kind, ``more``: more of them report. ``critical: whether
+    a critical VM is registered; ``batch``: whether one of batch is.
+    """
 
     reporting: Sequence[Json]
     silent: Sequence[Json]
-    vms: Sequence[Json]
+    more: bool
+    critical: bool
+    batch: bool
     application: Json | None
 
     @property
@@ -49,7 +59,7 @@ class System:
         """The first step that is not done."""
         done = {
             "agent": bool(self.reporting),
-            "vms": any(vm["class"] == "critical" for vm in self.vms),
+            "vms": self.critical,
             "application": self.application is not None,
             "sources": self.application is not None and bool(self.application["sources"] or self.application["window"]),
             "mode": self.application is not None and self.application["mode"] in {None, Mode.ENFORCE},
@@ -66,6 +76,19 @@ class SeenServices:
     reported: Json
 
 
+@dataclass(frozen=True, slots=True)
+class ServicePage:
+    """Services of some hosts that report: those with ``search`` in their names, from ``after`` on.
+
+    ``next`` is the ``after`` of the next ones, None after the last.
+    """
+
+    search: str
+    after: str
+    seen: Sequence[SeenServices] = ()
+    next: str | None = None
+
+
 @web.route("/first", methods=["GET", "POST"])
 @allow(OPERATOR)
 def register_first() -> AnyResponse:
@@ -77,11 +100,11 @@ def register_first() -> AnyResponse:
     step = request.values.get("step", system.step)
     if step not in STEPS or (system.application is None and step in {"sources", "mode"}):
         step = system.step
-    sheet, services, watched = Sheet(), list[SeenServices](), None
+    sheet, services, watched = Sheet(), ServicePage("", ""), None
     if step == "application":
-        services = _services(system)
-        watched = _watched(services)
-        sheet = _new_application(system, watched)
+        watched = _watched()
+        services = ServicePage("", "") if watched else _services()
+        sheet = _new_application(watched.lines[0] if watched else None)
     elif step == "sources" and system.application:
         sheet = _sources_of(system.application["name"])
     sent = request.method == "POST" and "do" not in request.form
@@ -90,59 +113,99 @@ def register_first() -> AnyResponse:
     return form_page(
         "first.html",
         sheet,
-        _parts(step, sheet, system) if sheet.body else (),
+        _parts(step, sheet) if sheet.body else (),
         steps=STEPS,
         step=step,
         reached=list(STEPS).index(system.step),
         system=system,
-        hosts=sorted({vm["status_host"] for vm in system.vms if vm["status_host"]}),
+        hosts=_hosts_of(system.application) if step == "done" and system.application else [],
         services=services,
-        watched=watched,
-        simulated=any(watched in seen.lines and seen.reported["simulated"] for seen in services),
+        watched=watched and watched.lines[0],
+        simulated=watched is not None and watched.reported["simulated"],
         asked="vm" in request.args,
     )
 
 
 def look() -> System:
     """What there is now."""
-    hosts = list(rest.every("/hosts"))
-    reporting = [host for host in hosts if heard(host, now_s()).contact is Contact.LIVE]
-    applications = [application for application in rest.every("/applications") if application["sla"]]
-    asked = request.values.get("application")
-    chosen = next((row for row in applications if row["name"] == asked), applications[0] if applications else None)
-    return System(reporting, [host for host in hosts if host not in reporting], list(rest.every("/vms")), chosen)
+    reporting = rest.get("/hosts", reporting=True, limit=_NAMED)
+    first = not reporting["items"] or request.values.get("step") == "agent"
+    silent = rest.get("/hosts", reporting=False, limit=_NAMED)["items"] if first else []
+    critical, batch = (rest.get("/vms", **{"class": kind}, limit=1)["items"] for kind in ("critical", "batch"))
+    chosen = _chosen(request.values.get("application", ""))
+    return System(reporting["items"], silent, reporting["next"] is not None, bool(critical), bool(batch), chosen)
 
 
-def _services(system: System) -> list[SeenServices]:
-    """What serves in the registered VMs of each host that reports."""
-    seen = []
-    for host in system.reporting:
-        reported = rest.get(rest.at("hosts", host["name"], "services"), limit=MOST_SERVICES)
-        lines = [line for line in service_lines(reported["items"], system.vms) if line.vm is not None]
-        seen.append(SeenServices(host["name"], lines, reported))
-    return seen
+def _chosen(name: str) -> Json | None:
+    """The application of that name if it has an SLA, else the first that has one; None: none has."""
+    try:
+        application: Json | None = rest.get(rest.at("applications", name)) if name else None
+    except RequestRefused as refused:
+        if refused.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            raise
+        application = None
+    if application and application["sla"]:
+        return application
+    return next(iter(rest.get("/applications", sla=True, limit=1)["items"]), None)
 
 
-def _watched(services: Sequence[SeenServices]) -> ServiceLine | None:
-    """The service that the address names; None where it names none that is seen."""
-    named = request.args.get("vm"), request.args.get("port")
-    lines = (line for seen in services for line in seen.lines)
-    return next((line for line in lines if (line.name, str(line.service["port"])) == named), None)
+def _hosts_of(application: Json) -> list[str]:
+    """Names of the hosts on which an application runs."""
+    vms = rest.every("/vms", application=application["name"])
+    return sorted({vm["status_host"] for vm in vms if vm["status_host"]})
+
+
+def _services() -> ServicePage:
+    """What serves in the registered VMs of the hosts that report, a few hosts at a time."""
+    search, after = request.values.get("search", "").strip(), request.values.get("after", "")
+    asked = {"search": search[: rest.LONGEST_SEARCH] or None, "cursor": after or None}
+    hosts = rest.get("/hosts", reporting=True, limit=_NAMED, **asked)
+    return ServicePage(search, after, [_seen(host["name"]) for host in hosts["items"]], hosts["next"])
+
+
+def _seen(host: str, vm: Json | None = None) -> SeenServices:
+    """What serves in the registered VMs of a host, or in one of them."""
+    path = rest.at("hosts", host, "services")
+    reported = rest.get(path, vm=vm and vm["name"], limit=MOST_SERVICES)
+    names = {service["registered_as"] for service in reported["items"]} - {None}
+    vms = {one["name"]: one for one in ([vm] if vm else rest.every("/vms", host=host) if names else ())}
+    # One that was registered a moment ago is not known to run there yet.
+    vms |= {name: one for name in sorted(names - vms.keys()) if (one := registered_vm(name)) is not None}
+    lines = service_lines(reported["items"], vms.values())
+    return SeenServices(host, [line for line in lines if line.vm is not None], reported)
+
+
+def _watched() -> SeenServices | None:
+    """The service that the address names, on its host; None where it names none that is seen."""
+    name, port = request.args.get("vm", ""), request.args.get("port")
+    vm = registered_vm(name) if name and port else None
+    host = request.args.get("host") or (vm and vm["status_host"])
+    if vm is None or not host:
+        return None
+    try:
+        seen = _seen(host, vm)
+    except RequestRefused as refused:
+        if refused.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            raise
+        return None
+    lines = [line for line in seen.lines if str(line.service["port"]) == port]
+    return replace(seen, lines=lines[:1]) if lines else None
 
 
 def _watching(line: ServiceLine) -> Sheet:
     """The form of an application that watches a service: all of it follows from what was seen."""
-    taken = {application["name"] for application in rest.every("/applications")}
+    base, _ = application_names(line.name, line.service["protocol"], ())
+    taken = {application["name"] for application in rest.every("/applications", search=base[: rest.LONGEST_SEARCH])}
     name, tier = application_names(line.name, line.service["protocol"], taken)
     return Sheet(name, application_body(line.name, line.service["port"], tier, line.target_ms))
 
 
-def _new_application(system: System, watched: ServiceLine | None) -> Sheet:
+def _new_application(watched: ServiceLine | None) -> Sheet:
     """The form of a new application, filled in for the service that is to be watched; here it needs an SLA."""
     if request.method == "GET" and watched is not None:
         return _watching(watched)
     if request.method == "GET":
-        critical = [vm["name"] for vm in system.vms if vm["class"] == "critical" and not vm["application"]]
+        critical = [vm["name"] for vm in rest.get("/vms", **{"class": "critical"}, serving=False, limit=2)["items"]]
         tier = {"name": "web", "vms": critical if len(critical) == 1 else []}
         return Sheet("", {"tiers": [tier], "mode": Mode.OBSERVE.value})
     sheet = filled(_APPLICATIONS, None, request.form)
@@ -161,13 +224,12 @@ def _sources_of(name: str) -> Sheet:
     return sheet
 
 
-def _parts(step: str, sheet: Sheet, system: System) -> tuple[Part, ...]:
+def _parts(step: str, sheet: Sheet) -> tuple[Part, ...]:
     if step == "sources":
         return parts_of(_APPLICATIONS.model, sheet.body, sheet.errors, Look(only=frozenset({"sources"})))
-    free = free_vms(system.vms, None)
     only, needed = frozenset({"tiers", "sla", "mode"}), frozenset({"sla"})
     if sheet.body.get("sources"):
         only |= {"sources"}
-    shown = Look(choices={"tiers[].vms": free}, only=only, needed=needed, focus=sheet.focus)
+    shown = replace(vms_to_pick(sheet, None), only=only, needed=needed, focus=sheet.focus)
     parts = parts_of(_APPLICATIONS.model, sheet.body, sheet.errors, shown)
     return (*parts_of(NamePath, {"name": sheet.name}, sheet.errors), *parts)

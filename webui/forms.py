@@ -28,6 +28,8 @@ class Input:
     """One field; ``kind`` is text, number, long, lines, select, check, many, secret or hidden.
 
     ``values`` is what it shows: one text, or those chosen of ``many``. ``choices`` of a text are suggestions.
+    ``listed`` is the address of the list that the choices are only a part of, empty: they are all; ``search``: its part
+    that has this in its names.
     """
 
     path: str
@@ -40,6 +42,8 @@ class Input:
     max_length: int | None = None
     choices: Choices = ()
     focus: bool = False
+    listed: str = ""
+    search: str = ""
     part: str = "input"
 
 
@@ -69,14 +73,17 @@ Part = Input | FieldGroup
 class Look:
     """What the shapes do not say. Paths are without numbers: ``tiers[].vms``.
 
-    ``choices``: values to pick from; ``suggested``: values beside which others may stand; ``folded``: parts at the top
-    that few need; ``only``: the parts at the top that are shown, empty: all; ``needed``: parts that may not be left
-    out though the shape lets them; ``labels``: what fields are called here; ``focus``: the row to begin with, or the
-    list that a row was removed from.
+    ``choices``: values to pick from, those of one row under its path with numbers; ``suggested``: values beside which
+    others may stand; ``listed``: the addresses of lists that these are only a part of; ``searched``: what was searched
+    for in such a list, by path with numbers; ``folded``: parts at the top that few need; ``only``: the parts at the top
+    that are shown, empty: all; ``needed``: parts that may not be left out though the shape lets them; ``labels``: what
+    fields are called here; ``focus``: the row to begin with, or the list that a row was removed from.
     """
 
     choices: Mapping[str, Choices] = field(default_factory=dict)
     suggested: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    listed: Mapping[str, str] = field(default_factory=dict)
+    searched: Mapping[str, str] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
@@ -173,8 +180,9 @@ class _Maker:
 
     def input(self, schema: Schema, nullable: bool, path: str, value: Any, required: bool) -> Input:
         plain = re.sub(r"\[\d+\]", "[]", path)
-        choices = self.look.choices.get(plain, ())
-        kind = _kind(schema, nullable, bool(choices), path)
+        choices = self.look.choices.get(path if path in self.look.choices else plain, ())
+        many = schema.get("type") == "array" and plain in self.look.listed
+        kind = _kind(schema, nullable, bool(choices) or many, path)
         said, _, unset = schema.get("description", "").partition("null: ")
         if kind == "hidden":
             value = schema["const"]
@@ -202,6 +210,8 @@ class _Maker:
             required,
             schema.get("maxLength"),
             choices,
+            listed=self.look.listed.get(plain, ""),
+            search=self.look.searched.get(path, ""),
             focus=bool(self.look.focus) and path in {f"{self.look.focus}.{name}" for name in _NAMES_OF_ROWS},
         )
 

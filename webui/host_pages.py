@@ -19,7 +19,6 @@ from webui.drawing import Part
 from webui.fleet_pages import cpu_split
 from webui.host_view import (
     HEALTH_WORDS,
-    Contact,
     Heard,
     batch_lines,
     cache_lines,
@@ -41,8 +40,6 @@ CSV_STEPS = 2000
 MINUTES = (5, 15, 30, 60)
 PAGE_HOSTS = 48
 """Hosts on a page of their list."""
-CHOICES = 100
-"""Hosts to choose from on a page that estimates; others are reached from their own pages."""
 HOST_ORDERS: Mapping[str, str] = {"worst": "worst first", "name": "name", "load": "CPU use, highest first"}
 HOST_GROUPS: Mapping[str, str] = {"health": "health", "policy": "policy", "mode": "mode"}
 _COLUMNS = tuple(HostHistoryOut.model_json_schema()["$defs"]["HostStep"]["properties"])
@@ -176,16 +173,8 @@ def what_if() -> Response:
             estimate = rest.get(rest.at("hosts", host, "what-if"), policy=policy, minutes=minutes)
         except RequestRefused as refused:
             refusal = refused
-    known = {} if is_fragment() else _choices(host)
-    if known and not host:
-        application = request.args.get("application")
-        runs = {vm["status_host"] for vm in rest.every("/vms", application=application)} if application else set()
-        known |= _choices(*sorted(runs - {None}))
-
-        def last(one: Json) -> tuple[bool, bool]:
-            return heard(one, now_s()).contact is not Contact.LIVE, one["name"] not in runs
-
-        host = min(known.values(), key=last)["name"]
+    if not host and not is_fragment():
+        host = _proposed_host(request.args.get("application", ""))
     return page(
         "what_if.html",
         host=host,
@@ -194,16 +183,19 @@ def what_if() -> Response:
         choices=MINUTES,
         estimate=estimate,
         refused=refusal,
-        hosts=[(name, known[name]["policy"]) for name in sorted(known)],
+        hosts=[] if is_fragment() else rest.suggested("hosts"),
         policies=[] if is_fragment() else list(rest.every("/policies")),
     )
 
 
-def _choices(*names: str) -> dict[str, Json]:
-    """Hosts to choose from, by name: the first by name, and those of ``names`` that there are."""
-    hosts = {row["name"]: row for row in rest.get("/fleet/hosts", sort="name", limit=CHOICES)["items"]}
-    for name in names:
-        if name and name not in hosts:
-            found = rest.get("/fleet/hosts", search=name, sort="name", limit=CHOICES)["items"]
-            hosts |= {row["name"]: row for row in found if row["name"] == name}
-    return hosts
+def _proposed_host(application: str) -> str:
+    """A host to begin with: one on which the application runs, if there is one, and that reports; empty: no host."""
+    vms = rest.every("/vms", application=application) if application else ()
+    for name in sorted({vm["status_host"] for vm in vms if vm["status_host"]}):
+        if not rest.get(rest.at("hosts", name))["silent"]:
+            return str(name)
+    for reporting in (True, False):
+        first = rest.get("/hosts", reporting=reporting, limit=1)["items"]
+        if first:
+            return str(first[0]["name"])
+    return ""

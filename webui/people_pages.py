@@ -10,6 +10,7 @@ from werkzeug.wrappers import Response as AnyResponse
 from manager.api.auth import ADMIN, allow
 from manager.api.schemas.access_shapes import PasswordIn, TokenIn, UserIn, UserRoleIn
 from webui import rest
+from webui.editing_pages import suggestions
 from webui.filled import PASSWORD, Sheet
 from webui.forms import Look, form_page, parts_of
 from webui.rest import RequestRefused
@@ -35,7 +36,7 @@ def new(kind: str) -> AnyResponse:
         if kind == "user":
             return _done(kind)
         return page("secret.html", HTTPStatus.CREATED, token=sheet.answer.body)
-    look = Look(suggested={"host": rest.suggested_hosts()})
+    look = Look(suggested={"host": rest.suggested("hosts")}, listed={"host": suggestions("hosts")})
     return form_page("make.html", sheet, parts_of(model, sheet.body, sheet.errors, look), word=kind)
 
 

@@ -20,7 +20,9 @@ from webui.site import site
 
 Json = dict[str, Any]
 
-_SUGGESTED = 100
+SUGGESTED = 100
+"""Most names that a field suggests; what is entered narrows them."""
+LONGEST_SEARCH = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,16 @@ def every(path: str, **query: object) -> Iterator[Json]:
             return
 
 
-def suggested_hosts() -> list[str]:
-    """Names of the first hosts, for fields that suggest some. Raises RequestRefused."""
-    return [host["name"] for host in get("/fleet/hosts", sort="name", limit=_SUGGESTED)["items"]]
+def suggested(kind: str, search: str = "", elsewhere: str = "") -> list[str]:
+    """Names of the first ``vms`` or ``hosts`` that have ``search`` in theirs, for fields that suggest some.
+
+    VMs on the host ``elsewhere`` are left out. Raises RequestRefused.
+    """
+    text = search.strip()[:LONGEST_SEARCH] or None
+    if kind == "hosts":
+        return [host["name"] for host in get("/fleet/hosts", sort="name", search=text, limit=SUGGESTED)["items"]]
+    vms = get("/vms", search=text, limit=SUGGESTED)["items"]
+    return [vm["name"] for vm in vms if not elsewhere or vm["status_host"] != elsewhere]
 
 
 def call(

@@ -71,5 +71,10 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
   if (button) copy(button);
 });
-for (const list of document.querySelectorAll(".picks")) narrow(list);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && event.target.matches?.("[data-find]")) event.preventDefault(); // searches, does not save
+});
+for (const list of document.querySelectorAll(".picks")) {
+  if (!list.parentElement.querySelector("[data-find]")) narrow(list); // else the manager searches
+}
 document.getElementById("problems")?.focus();
