@@ -27,11 +27,6 @@ PLANS = {
 }
 
 
-MOST_EXTERNAL = 100
-"""Most VMs whose externally modified settings are listed."""
-_NARROWED = {"hosts": "host", "applications": "application"}
-
-
 @web.route(f"/control/{ANY_KIND}/<name>", methods=["GET", "POST"])
 @allow(OPERATOR)
 def control(kind: str, name: str) -> AnyResponse:
@@ -43,7 +38,8 @@ def control(kind: str, name: str) -> AnyResponse:
     changed = sheet.status == HTTPStatus.PRECONDITION_FAILED
     now = rest.call("GET", of.at(name))
     asked = {key: value for key, value in orders.items() if value != now.body[key]}
-    external = _externals(of, now.body)
+    narrowed = {"hosts": {"host": name}, "applications": {"application": name}}
+    vms = [now.body] if kind == "vms" else list(rest.every("/vms", **narrowed[kind]))
     look = Look(only=frozenset({"mode"}))
     if kind == "hosts":
         look = Look(choices={"policy": policies()}, only=frozenset({"mode", "policy"}))
@@ -58,9 +54,8 @@ def control(kind: str, name: str) -> AnyResponse:
         plan=_plan(of, name, {"mode": now.body["mode"]} | asked) if asked else None,
         plans=PLANS,
         policies=list(rest.every("/policies")) if kind == "hosts" else [],
-        in_force=_in_force(of, now.body),
-        external=list(_external(external["items"])),
-        more_external=external["next"] is not None,
+        in_force=sorted({vm["status"]["mode"] for vm in vms if vm["status"] and vm["status"]["mode"]}),
+        external=list(_external(vms)),
         detail="It was changed meanwhile; the current values are shown." if changed else sheet.detail,
         done="done" in request.args and not asked,
     )
@@ -94,25 +89,6 @@ def _plan(kind: EditedKind, name: str, orders: Json) -> Json:
     except RequestRefused as refused:
         return {"kind": "", "changes": [], "notes": [f"The effect is unknown: {refused.detail}."]}
     return plan
-
-
-def _externals(kind: EditedKind, it: Json) -> Json:
-    """The VMs of what is controlled with settings that were modified externally: a page of the interface."""
-    if kind.path == "vms":
-        return {"items": [it], "next": None}
-    if kind.path == "applications":
-        return {"items": [], "next": None}
-    found: Json = rest.get("/vms", host=it["name"], external=True, limit=MOST_EXTERNAL)
-    return found
-
-
-def _in_force(kind: EditedKind, it: Json) -> list[str]:
-    """The modes in which VMs of what is controlled are, as their agents reported them last."""
-    if kind.path == "vms":
-        mode = (it["status"] or {}).get("mode")
-        return [mode] if mode else []
-    narrowed = {_NARROWED[kind.path]: it["name"], "limit": 1}
-    return sorted(mode for mode in Mode if rest.get("/vms", **narrowed, mode_in_force=mode.value)["items"])
 
 
 def _external(vms: Iterable[Json]) -> Iterator[tuple[str, Json]]:

@@ -60,10 +60,6 @@ class VmQuery(SearchQuery):
     serving: bool | None = Field(
         default=None, description="true: only those that serve an application, false: only those that serve none"
     )
-    external: bool | None = Field(
-        default=None, description="true: only with externally modified settings, false: only without"
-    )
-    mode_in_force: Mode | None = Field(default=None, description="the mode in which it was controlled last")
 
 
 class DomainQuery(SearchQuery):

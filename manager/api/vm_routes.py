@@ -31,15 +31,7 @@ def vms_api(context: ManagerContext) -> RouteGroup:
     @api.at("GET /vms", VIEWER, Page[VmOut])
     def list_vms_(query: VmQuery) -> Response:
         """All VMs by name."""
-        wanted = VmFilter(
-            query.host,
-            query.vm_class,
-            query.application,
-            search=query.search,
-            serving=query.serving,
-            external=query.external,
-            mode_in_force=query.mode_in_force,
-        )
+        wanted = VmFilter(query.host, query.vm_class, query.application, search=query.search, serving=query.serving)
         with database.reading() as session:
             vms = list_vms(session, wanted, read_cursor(query, NAME), query.limit + 1)
         following = next_cursor(query, vms, itemgetter("name"))

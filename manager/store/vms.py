@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, cast, exists, false, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy import delete as remove
-from sqlalchemy.dialects.postgresql import JSONB, JSONPATH
 from sqlalchemy.orm import Session
 
 from manager.control.job_promise import objection
@@ -20,9 +19,8 @@ from manager.errors import Conflict, InvalidRequest
 from manager.model.energy import HostPower
 from manager.model.fields import adapter_of, fields_of
 from manager.model.job import BatchVm, JobState
-from manager.model.registration import Mode, VmClass, VmIn, VmSpec
+from manager.model.registration import VmClass, VmIn, VmSpec
 from manager.model.resource_use import VmResources
-from manager.store.database import is_postgresql
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registrations import Precondition, by_name, delete, get, has_in_name, not_found, replace, so, touch
@@ -35,7 +33,7 @@ class VmFilter:
     """Which VMs to list; None means any.
 
     ``host``: registered for it, or last seen on it; ``search``: a part of the name; ``serving``: whether it serves an
-    application; ``external``: whether settings were modified externally, by its last status, as ``mode_in_force``.
+    application.
     """
 
     host: str | None = None
@@ -44,8 +42,6 @@ class VmFilter:
     names: frozenset[str] | None = None
     search: str | None = None
     serving: bool | None = None
-    external: bool | None = None
-    mode_in_force: Mode | None = None
 
 
 def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondition) -> tuple[VmRow, bool]:
@@ -133,30 +129,8 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
         query = query.where(VmRow.name.in_(wanted.names))
     if wanted.search:
         query = query.where(has_in_name(VmRow, wanted.search))
-    query = query.where(
-        *so(TierVmRow.vm_id.is_not(None), wanted.serving),
-        *so(func.coalesce(_is_external(session), false()), wanted.external),
-    )
-    if wanted.mode_in_force is not None:
-        query = query.where(_mode_in_force(session) == wanted.mode_in_force)
+    query = query.where(*so(TierVmRow.vm_id.is_not(None), wanted.serving))
     return _mappings(session, by_name(query, VmRow, after, limit))
-
-
-def _is_external(session: Session) -> ColumnElement[bool]:
-    """Whether a VM's last status has a setting that was modified externally; null without a status."""
-    if is_postgresql(session):
-        return func.jsonb_path_exists(
-            cast(VmStatusRow.body, JSONB), cast("$.knobs[*] ? (@.external == true)", JSONPATH)
-        )
-    knobs = func.json_each(VmStatusRow.body, "$.knobs").table_valued("value")
-    return exists(select(knobs.c.value).where(func.json_extract(knobs.c.value, "$.external") == 1))
-
-
-def _mode_in_force(session: Session) -> ColumnElement[Any]:
-    """The mode of a VM's last status."""
-    if is_postgresql(session):
-        return func.jsonb_extract_path_text(cast(VmStatusRow.body, JSONB), "mode")
-    return func.json_extract(VmStatusRow.body, "$.mode")
 
 
 def get_vm(session: Session, name: str) -> dict[str, Any]:

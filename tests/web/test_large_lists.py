@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import update
 
 from manager.store.database import open_database
-from manager.store.models import VmStatusRow
 from manager.store.tokens import Role
-from tests.api.conftest import START, status
+from tests.api.conftest import START
 from tests.bench.fleet_lists import Fleet, fill
 from tests.postgres import PostgresServer
 from tests.statements import counted
@@ -71,7 +68,7 @@ def read(desk: Desk, browser: Browser, path: str) -> tuple[Page, int]:
         ("/first?step=sources&application=app-0100", 10 + 2 + 1),
         ("/first?step=done&application=app-0100", 10 + 2 + 1),
         ("/savings", 50 * 5),
-        ("/control/hosts/kvm0050", 2),
+        ("/control/hosts/kvm0050", FLEET.vms),
         ("/control/applications/app-0100", 2),
         ("/registered/pick", 100),
         ("/forms/suggest/vms?field=vm&vm=vm-00", SUGGESTED + 10),
@@ -140,14 +137,3 @@ def test_a_service_page_has_few_hosts_and_is_searched(operator: Browser) -> None
     assert "kvm0011:" in second.text
     assert "kvm0001:" not in second.text
     assert "kvm0077:" in operator.get("/first?step=application&search=KVM0077").text
-
-
-def test_externally_modified_settings_alone_are_read(large: Desk, operator: Browser) -> None:
-    knob = {"knob": "weight", "index": 0, "value": "77", "original": "100", "external": True}
-    body = json.dumps(status("vm-0060-05", knobs=[knob]) | {"mode": "observe"})
-    with large.database.writing() as session:
-        session.execute(update(VmStatusRow).where(VmStatusRow.vm == "vm-0060-05").values(body=body))
-    page, rows = read(large, operator, "/control/hosts/kvm0060")
-    assert [cell.text for cell in page.all("td", data_label="Value")] == ["77"]
-    assert "in force: enforce, observe" in page.text
-    assert 0 < rows <= 2 + BESIDES
