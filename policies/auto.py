@@ -25,7 +25,7 @@ from manager.control.placer import usable_cpus
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from policies.auto_candidates import waits_materially
-from policies.auto_crowd import next_crowd
+from policies.auto_crowd import next_crowd, share_pcpus
 from policies.auto_explanation import Decided, explain
 from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
@@ -90,7 +90,8 @@ class Auto:
         pinned = snapshot.host.pinning if pinning is None else pinning
         shared = not pinned or len(usable_cpus(snapshot)) == 1
         learnt = _observed(model, learnt, snapshot)
-        now = _next(model, learnt, snapshot.steady_s) if shared else _without(learnt)
+        weighed = share_pcpus(snapshot)
+        now = _next(model, learnt, snapshot.steady_s) if weighed else _without(learnt)
         may = shared and before.ladder.may_have_room(snapshot.steady_s)
         room = _room(model, snapshot, before, fits.uses, may=may)
         left = before.room.pcpus and enforced(batch_vms(snapshot))
@@ -99,7 +100,7 @@ class Auto:
         goals, cpus = tuple(_goal(vm, now, scale) for vm in snapshot.vms), tuple(room_goals(now.room, snapshot))
         steps = step_goals(now.ladder, snapshot)
         apps = {app.name: app for app in model.applications}
-        decided = Decided(now, scale, apps, {goal.vm for goal in cpus}, shared)
+        decided = Decided(now, scale, apps, {goal.vm for goal in cpus}, shared, weighed)
         return Decision(
             weights=goals,
             memory=now,

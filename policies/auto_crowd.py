@@ -50,3 +50,9 @@ def next_crowd(before: Crowd, snapshot: Snapshot) -> Crowd:
         averaged = average(averaged, spread, min(1.0, snapshot.interval_s / over_s))
     limit = FLOATING_BELOW if before.vcpus and not before.floats else PACKED_ABOVE
     return Crowd(vcpus, pcpus, averaged, averaged is not None and averaged < limit)
+
+
+def share_pcpus(snapshot: Snapshot) -> bool:
+    """Whether weights decide among critical VMs: one floats, or two have vCPUs on the same pCPU."""
+    pins = [vm.pinned for vm in snapshot.vms if vm.critical and vm.vcpus]
+    return not all(pins) or sum(map(len, pins)) > len(frozenset().union(*pins))

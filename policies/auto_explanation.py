@@ -40,8 +40,8 @@ _MULTIPLE = math.log(10)
 class Decided:
     """What was decided: ``now`` is remembered. ``applications`` are those with response times, by name.
 
-    ``left_by`` names the batch VMs that are kept off the pCPUs of room. ``shared``: weights may differ, and room be
-    left.
+    ``left_by`` names the batch VMs that are kept off the pCPUs of room. ``shared``: room may be left. ``weighed``:
+    weights may differ.
     """
 
     now: AutoMemory
@@ -49,6 +49,7 @@ class Decided:
     applications: Mapping[str, AppModel]
     left_by: Collection[str]
     shared: bool
+    weighed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +221,11 @@ def _nothing(host: _Host, app: AppModel, *, besides: bool) -> Iterator[str]:
     again_s = host.decided.now.changed_s + HOLD_S - host.steady_s
     if app.log_miss <= math.log(AT_RISK):
         yield f"Nothing {'else ' if besides else ''}is needed: {measured}, at static weights."
-        if host.decided.shared:
-            yield f"Above {percent(AT_RISK)}, other weights are considered, and pCPUs without batch VMs."
-    elif not host.decided.shared:
-        yield f"Its {measured}; weights stay static, as what they bring is predicted for floating VMs only."
+        if host.decided.weighed:
+            room = ", and pCPUs without batch VMs" if host.decided.shared else ""
+            yield f"Above {percent(AT_RISK)}, other weights are considered{room}."
+    elif not host.decided.weighed:
+        yield f"Its {measured}; weights stay static, as no two critical VMs share a pCPU."
     elif again_s >= 0.5:
         yield f"Its {measured}; other weights are considered again in {duration(round(again_s))}."
     else:

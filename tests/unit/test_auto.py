@@ -254,12 +254,21 @@ def test_critical_vms_float_where_they_crowd_three_pcpus_or_more(pcpus: int, vms
     assert AUTO.decide(on_pcpus(moment(1000.0, vms=crowd, pinning=True), pcpus), None).pinning is pinning
 
 
-def test_nobody_is_lowered_among_pinned_vms_of_which_the_model_knows_nothing() -> None:
+def test_pinned_vms_are_lowered_where_they_share_a_pcpu_and_not_where_each_has_its_own() -> None:
     floating = on_pcpus(overloaded(1000.0), 2)
-    pinned = replace(floating, host=replace(floating.host, pinning=True))
-    usual = weights(PRIORITY.decide(pinned, None))
-    assert weights(AUTO.decide(pinned, None)) == usual
-    assert weights(AUTO.decide(pinned, AutoMemory(levels={"flooded": 3}, changed_s=999.0))) == usual
+    usual = weights(PRIORITY.decide(floating, None))
+    lowered = AutoMemory(levels={"flooded": 3}, changed_s=999.0)
+    assert weights(AUTO.decide(with_pins(floating, (0,), (0,)), lowered)) != usual
+    assert weights(AUTO.decide(with_pins(floating, (0, 1), (1,)), lowered)) != usual
+    assert weights(AUTO.decide(with_pins(floating, (0,), (1,)), lowered)) == usual
+    assert weights(AUTO.decide(with_pins(floating, (0,), ()), lowered)) != usual, "one of them floats"
+
+
+def with_pins(snapshot: Snapshot, *pins: tuple[int, ...]) -> Snapshot:
+    """With the critical VMs pinned to these pCPUs, in their order."""
+    left = iter(pins)
+    vms = tuple(replace(vm, pinned=frozenset(next(left))) if vm.critical else vm for vm in snapshot.vms)
+    return replace(snapshot, vms=vms, host=replace(snapshot.host, pinning=True))
 
 
 times = st.lists(st.floats(0.1, 60_000), min_size=1, max_size=8)

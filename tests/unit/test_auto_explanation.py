@@ -63,7 +63,7 @@ BACK = replace(
 
 def told(snapshot: Snapshot, now: AutoMemory, applications: Mapping[str, AppModel], **fields: object) -> dict[str, str]:
     left_by = {"batch"} if now.room.pcpus else frozenset[str]()
-    decided = Decided(now, CPU_WEIGHT_V2, applications, left_by, shared=True)
+    decided = Decided(now, CPU_WEIGHT_V2, applications, left_by, shared=True, weighed=True)
     return {each.application: each.text for each in explain(snapshot, replace(decided, **fields))}
 
 
@@ -71,7 +71,10 @@ def test_nothing_is_needed() -> None:
     considered = "Above 80 %, other weights are considered, and pCPUs without batch VMs."
     nothing = "Nothing is needed: p95 is 62 % of its target, at static weights."
     assert told(seen(), CALM, models(62.0))["shop"] == f"{nothing} {considered}"
-    assert told(seen(), CALM, models(62.0), shared=False)["shop"] == nothing, "pinned VMs get neither"
+    alone = told(seen(), CALM, models(62.0), shared=False, weighed=False)["shop"]
+    assert alone == nothing, "VMs with pCPUs of their own get neither"
+    packed = told(seen(), CALM, models(62.0), shared=False)["shop"]
+    assert packed == f"{nothing} Above 80 %, other weights are considered.", "packed ones get no room"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,8 @@ def test_nothing_is_needed() -> None:
         ),
         (
             CALM,
-            {"shared": False},
-            "Its p95 is 92 % of its target; weights stay static, as what they bring is predicted"
-            " for floating VMs only.",
+            {"shared": False, "weighed": False},
+            "Its p95 is 92 % of its target; weights stay static, as no two critical VMs share a pCPU.",
         ),
     ],
 )
