@@ -25,7 +25,7 @@ from manager.store.application_glances import runs_on
 from manager.store.applications import applications_of, put_application, remove_application
 from manager.store.explanations import explanations_of
 from manager.store.models import ApplicationRow, Json
-from manager.store.registrations import get, page, so
+from manager.store.registrations import get, if_asked, page
 from manager.store.windows import latest_windows
 
 
@@ -41,7 +41,7 @@ def applications_api(context: ManagerContext) -> RouteGroup:
     @api.at("GET /applications", VIEWER)
     def list_applications(query: ApplicationQuery) -> Page[ApplicationOut]:
         """All applications by name."""
-        wanted = so(ApplicationRow.sla_response_time_ms.is_not(None), query.sla)
+        wanted = if_asked(ApplicationRow.sla_response_time_ms.is_not(None), query.sla)
         if query.host is not None:
             wanted.append(runs_on(query.host))
         with database.reading() as session:

@@ -36,7 +36,7 @@ from manager.store.hosts import (
     shared_names,
 )
 from manager.store.models import HostRow, Json
-from manager.store.registrations import delete, get, so
+from manager.store.registrations import delete, get, if_asked
 
 _DOMAIN = TypeAdapter(tuple[Text, Text])
 """Cursors of lists by host and UUID."""
@@ -79,7 +79,9 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
     @api.at("GET /hosts", VIEWER)
     def list_hosts(query: HostQuery) -> Page[HostOut]:
         """All hosts by name."""
-        return part_by_name(Page[HostOut], query, database, HostRow, host_out, so(is_reporting(), query.reporting))
+        return part_by_name(
+            Page[HostOut], query, database, HostRow, host_out, if_asked(is_reporting(), query.reporting)
+        )
 
     @api.at("GET /hosts/<name>", VIEWER_OR_OWN_HOST, HostOut)
     def get_host(path: NamePath) -> Response:

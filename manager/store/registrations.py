@@ -77,7 +77,7 @@ def has_in_name(kind: type[Registered], part: str) -> ColumnElement[bool]:
     return kind.name.icontains(part, autoescape=True)
 
 
-def so(condition: ColumnElement[bool], wanted: bool | None) -> list[ColumnElement[bool]]:
+def if_asked(condition: ColumnElement[bool], wanted: bool | None) -> list[ColumnElement[bool]]:
     """What asks that a condition holds, or that it does not; None: nothing is asked."""
     return [] if wanted is None else [condition if wanted else not_(condition)]
 

@@ -23,7 +23,17 @@ from manager.model.registration import VmClass, VmIn, VmSpec
 from manager.model.resource_use import VmResources
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
-from manager.store.registrations import Precondition, by_name, delete, get, has_in_name, not_found, replace, so, touch
+from manager.store.registrations import (
+    Precondition,
+    by_name,
+    delete,
+    get,
+    has_in_name,
+    if_asked,
+    not_found,
+    replace,
+    touch,
+)
 from manager.store.vm_claims import drop_status_elsewhere
 from manager.store.vm_shares import VmShares, read_shares
 
@@ -129,7 +139,7 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
         query = query.where(VmRow.name.in_(wanted.names))
     if wanted.search:
         query = query.where(has_in_name(VmRow, wanted.search))
-    query = query.where(*so(TierVmRow.vm_id.is_not(None), wanted.serving))
+    query = query.where(*if_asked(TierVmRow.vm_id.is_not(None), wanted.serving))
     return _mappings(session, by_name(query, VmRow, after, limit))
 
 
