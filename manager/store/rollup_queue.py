@@ -34,9 +34,10 @@ def note_windows(session: Session, length: timedelta, places: Iterable[tuple[int
     upsert(session, UnrolledWindowsRow, rows, keys, _is_taken)
 
 
-def note_ticks(session: Session, length: timedelta, host: str, moments: Iterable[datetime]) -> None:
-    """Note the minutes or hours of a host that hold moments, in the order of time, and lock them as for windows."""
-    rows = [{"host": host} | _span(start, length) for start in sorted({floor(moment, length) for moment in moments})]
+def note_ticks(session: Session, length: timedelta, places: Iterable[tuple[str, datetime]]) -> None:
+    """Note the minutes or hours that hold moments of hosts, each in the order of time, and lock them as for windows."""
+    spans = sorted({(host, floor(moment, length)) for host, moment in places})
+    rows = [{"host": host} | _span(start, length) for host, start in spans]
     keys = ["host", "length_s", "start"]
     upsert(session, UnrolledTicksRow, rows, keys, _ends_elsewhere)
 

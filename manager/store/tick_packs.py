@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -55,7 +55,7 @@ def store_ticks(
     times = (time for body in bodies for time in tick_times(body))
     known = {at_us if claimed_us is None else claimed_us for at_us, claimed_us in times}
     new = [tick for tick in reported if times_of(tick).claimed_us not in known]
-    note_ticks(session, MINUTE, host, ticks)
+    note_ticks(session, MINUTE, ((host, at) for at in ticks))
     rows = [
         {**columns_of(host, [times_of(tick) for tick in group]), "body": pack_ticks(group)}
         for group in within_minutes(new, lambda tick: tick.at_us)
@@ -85,6 +85,21 @@ def list_ticks(
 def ticks_between(session: Session, host: str, since: datetime, until: datetime) -> list[StoredTick]:
     """All ticks of a host from ``since`` until before ``until``, oldest first."""
     return [*_newest(session, host, since, until)][::-1]
+
+
+def ticks_by_host(
+    session: Session, hosts: Collection[str], since: datetime, until: datetime
+) -> dict[str, Sequence[str]]:
+    """The bodies of all ticks of hosts from ``since`` until before ``until``, oldest first; none of others."""
+    row = TickPackRow
+    query = select(row.host, row.id, row.body).where(row.host.in_(hosts), between(row, since, until))
+    since_us, until_us = microseconds(since), microseconds(until)
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for host, number, packed in session.execute(query):
+        for place, tick in enumerate(unpack_ticks(packed)):
+            if since_us <= tick.at_us < until_us:
+                found.setdefault(host, []).append((tick.at_us, number_of(number, place), tick.body))
+    return {host: [body for _, _, body in sorted(ticks)] for host, ticks in found.items()}
 
 
 def oldest_tick_at(session: Session, host: str, since: datetime) -> datetime | None:

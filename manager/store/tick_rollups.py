@@ -8,7 +8,7 @@ after the clock was set, earlier; what still arrives of it is noted and rolled u
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from manager.control.tick_means import mean_tick
-from manager.model.fields import json_fields
+from manager.model.fields import json_fields, timestamp
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
 from manager.model.resource_use import resources_of
@@ -29,12 +29,15 @@ from manager.store.progress_models import UnrolledTicksRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, is_noted, note_ticks, seconds
 from manager.store.row_writes import upsert
-from manager.store.tick_packs import oldest_tick_at, ticks_between
+from manager.store.tick_packs import oldest_tick_at, ticks_between, ticks_by_host
 
 _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
+_TOGETHER = 25  # hosts whose rows are made together
 _BATCH = 500
-_WRITTEN_APART = frozenset({"time_s", "resources", "power_watts"})
+
+Place = tuple[str, datetime]
+"""A host, and the start of a minute or hour."""
 
 
 class TickRollUps:
@@ -54,7 +57,8 @@ class TickRollUps:
         several = noted.group_by(UnrolledTicksRow.host).having(func.count() > 1).order_by(UnrolledTicksRow.host)
         with self._database.reading() as session:
             hosts = session.scalars(several).all()
-        return sum(self._of(host, stopped) for host in hosts)
+        groups = (hosts[first : first + _TOGETHER] for first in range(0, len(hosts), _TOGETHER))
+        return sum(self._of(group, stopped) for group in groups)
 
     def forget(self, cleanup: Cleanup) -> int:
         """Remove ticks and means that were kept for their time and are rolled up, or whose host is gone: how many."""
@@ -72,27 +76,25 @@ class TickRollUps:
         gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted)
         return gone + cleanup.remove_old("tick-hours", row.id, row.start, keep.hours, hours)
 
-    def _of(self, host: str, stopped: Callable[[], bool]) -> int:
-        """Roll up what is finished of a host: minutes, then hours of which no minute is left."""
+    def _of(self, hosts: Sequence[str], stopped: Callable[[], bool]) -> int:
+        """Roll up what is finished of hosts: minutes, then hours of which no minute is left."""
         made = 0
-        note = UnrolledTicksRow
+        note, other = UnrolledTicksRow, aliased(UnrolledTicksRow)
+        minute_of_host = other.host == note.host, other.length_s == seconds(MINUTE)
+        newest = select(func.max(other.id)).where(*minute_of_host).scalar_subquery()
+        inside = other.start >= note.start, other.start < note.until
+        finished = {MINUTE: note.id < newest, HOUR: ~exists().where(*minute_of_host, *inside)}
         for length, count in _AT_ONCE.items():
-            of_host = note.host == host, note.length_s == seconds(length)
-            if length == MINUTE:
-                finished = note.id < select(func.max(note.id)).where(*of_host).scalar_subquery()
-            else:
-                minute = aliased(note)
-                inside = minute.host == host, minute.length_s == seconds(MINUTE)
-                finished = ~exists().where(*inside, minute.start >= note.start, minute.start < note.until)
-            some = select(note.id).where(*of_host, finished).order_by(note.start).limit(count)
+            due = note.host.in_(hosts), note.length_s == seconds(length), finished[length]
+            some = select(note.id).where(*due).order_by(note.start).limit(count)
             while not stopped():
                 with self._database.writing() as session:
-                    statement = delete(note).where(note.id.in_(some)).returning(note.start)
-                    starts = session.scalars(statement).all()
-                    made += _write(session, host, length, starts)
+                    statement = delete(note).where(note.id.in_(some)).returning(note.host, note.start)
+                    places = [(host, start) for host, start in session.execute(statement)]
+                    made += _write(session, length, places)
                     if length == MINUTE:
-                        note_ticks(session, HOUR, host, starts)
-                if len(starts) < count:
+                        note_ticks(session, HOUR, places)
+                if len(places) < count:
                     break
         return made
 
@@ -175,38 +177,72 @@ def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> 
     return min(oldest, default=datetime.max.replace(tzinfo=UTC))
 
 
-def _parts(session: Session, host: str, length: timedelta, start: datetime) -> list[tuple[TickRecord, int]]:
-    """The ticks or means in a minute or hour, oldest first, each with its number of ticks."""
+_Parts = list[tuple[TickRecord, int]]
+
+
+def _parts(session: Session, length: timedelta, start: datetime, hosts: Collection[str]) -> Mapping[str, _Parts]:
+    """The ticks or means in a minute or hour by host, oldest first, each with its number of ticks."""
     end = start + length
     if length == MINUTE:
-        return [(tick_of(tick.body), 1) for tick in ticks_between(session, host, start, end)]
-    of_host = TickRollupRow.host == host, TickRollupRow.length_s == seconds(MINUTE)
-    within = TickRollupRow.start >= start, TickRollupRow.start < end
-    means = select(TickRollupRow.body, TickRollupRow.ticks).where(*of_host, *within).order_by(TickRollupRow.start)
-    return [(tick_of(row.body), row.ticks) for row in session.execute(means)]
+        ticks = ticks_by_host(session, hosts, start, end)
+        return {host: [(tick_of(body), 1) for body in bodies] for host, bodies in ticks.items()}
+    row = TickRollupRow
+    within = row.host.in_(hosts), row.length_s == seconds(MINUTE), row.start >= start, row.start < end
+    found: dict[str, _Parts] = {}
+    for host, body, count in session.execute(select(row.host, row.body, row.ticks).where(*within).order_by(row.start)):
+        found.setdefault(host, []).append((tick_of(body), count))
+    return found
 
 
-def _write(session: Session, host: str, length: timedelta, starts: Sequence[datetime]) -> int:
+def _write(session: Session, length: timedelta, places: Iterable[Place]) -> int:
     """Insert the means over each ``length``, or replace those of no more ticks; returns how many."""
-    rows = []
-    for start in sorted(starts):
-        parts = _parts(session, host, length, start)
-        if not parts:
-            continue
-        tick = mean_tick(parts)
-        at = datetime.fromtimestamp(tick.time_s, UTC)
-        fields = {name: value for name, value in asdict(tick).items() if name not in _WRITTEN_APART}
-        if tick.resources is not None:
-            fields["resources"] = json_fields(tick.resources)
-        if tick.power_watts is not None:
-            fields["power_watts"] = tick.power_watts
-        fields["vms"] = [{name: value for name, value in vm.items() if name != "vcpu" or value} for vm in fields["vms"]]
-        body = json.dumps({"at": at.isoformat(), **fields}, separators=(",", ":"))
-        of = {"host": host, "length_s": seconds(length), "start": start}
-        rows.append({**of, "at": at, "ticks": sum(count for _, count in parts), "body": body})
+    hosts: dict[datetime, list[str]] = {}
+    for host, start in sorted(places):
+        hosts.setdefault(start, []).append(host)
+    rows = [
+        _row(host, length, start, parts)
+        for start, at_once in sorted(hosts.items())
+        for host, parts in sorted(_parts(session, length, start, at_once).items())
+    ]
     # Of fewer ticks: some of them were removed already.
     upsert(session, TickRollupRow, rows, ["host", "length_s", "start"], _has_as_many)
     return len(rows)
+
+
+def _row(host: str, length: timedelta, start: datetime, parts: _Parts) -> dict[str, object]:
+    tick = mean_tick(parts)
+    at = timestamp(tick.time_s)
+    fields = {
+        "at": at.isoformat(),
+        "policy": tick.policy,
+        "mode": tick.mode,
+        "host_cpu_share": tick.host_cpu_share,
+        "vms": [_vm_fields(vm) for vm in tick.vms],
+    }
+    if tick.resources is not None:
+        fields["resources"] = json_fields(tick.resources)
+    if tick.power_watts is not None:
+        fields["power_watts"] = tick.power_watts
+    return {
+        "host": host,
+        "length_s": seconds(length),
+        "start": start,
+        "at": at,
+        "ticks": sum(count for _, count in parts),
+        "body": json.dumps(fields, separators=(",", ":")),
+    }
+
+
+def _vm_fields(vm: VmTick) -> dict[str, object]:
+    # By hand, as ``tick_of``.
+    fields: dict[str, object] = {
+        "vm": vm.vm,
+        "cpu_share": vm.cpu_share,
+        "run_delay_share": vm.run_delay_share,
+        "weight": vm.weight,
+        "mode": vm.mode,
+    }
+    return fields | {"vcpu": asdict(vm.vcpu)} if vm.vcpu else fields
 
 
 def _has_as_many(new: Any) -> ColumnElement[bool]:

@@ -117,6 +117,32 @@ def test_means_hold_the_power_of_ticks_that_know_it(database: Database) -> None:
     assert sum("power_watts" in body for body in bodies) == 60 + 1, "nothing is said where nothing is known"
 
 
+def test_hosts_are_rolled_up_together_and_each_has_its_own(database: Database) -> None:
+    """One that reports as ever, one since a moment ago, one that comes late, more than fit in one transaction."""
+    report(database, 0, 190)
+    report(database, 120, 190, step=10, host="i")
+    report(database, 7200, 11000, host="j")
+    for number in range(30):
+        report(database, 60, 130, host=f"k{number}")
+    assert TickRollUps(database, KEEP).roll_up() == 3 + 1 + (63 + 1) + 30
+    with database.reading() as session:
+        row = TickRollupRow
+        columns = row.host, row.length_s, row.start, row.ticks, row.body
+        found = {
+            (host, length_s, start): (ticks, body)
+            for host, length_s, start, ticks, body in session.execute(select(*columns))
+        }
+    minutes = {key: ticks for key, (ticks, _) in found.items() if key[1] == 60}
+    assert {key: ticks for key, ticks in minutes.items() if key[0] != "j"} == {
+        **{("h", 60, at(60 * minute)): 12 for minute in range(3)},
+        ("i", 60, at(120)): 6,
+        **{(f"k{number}", 60, at(60)): 12 for number in range(30)},
+    }
+    assert found["j", 3600, at(7200)][0] == 720
+    weights = {host: json.loads(found[host, 60, at(120)][1])["vms"][0]["weight"] for host in "hi"}
+    assert weights == {"h": 175, "i": 170}, "of the newest tick of the host itself"
+
+
 def test_minutes_and_hours_hold_the_means_of_their_ticks(database: Database) -> None:
     report(database, 0, 7300)
     job = TickRollUps(database, KEEP)
