@@ -18,7 +18,7 @@ from manager.host.cgroup import CpuGroup, GroupState, VmCgroup, emulator_threads
 from manager.host.files import LONG, SHORT, number_in, open_file, read, refusal
 from manager.host.knob_files import VmTarget, checked_cpus, checked_number
 from manager.host.registry import CGROUP_V1, USER_HZ_NS, HostPaths
-from manager.host.same_as_before import SameAsBefore
+from manager.host.same_as_before import CpuTime, SameAsBefore
 from manager.host.thread_times import ThreadTimes, VmTimes
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet
@@ -71,7 +71,7 @@ class VmHandle:
         self._known: Mapping[KnobKey, KnobValue] | None = None  # all that was read last, None once any is another
         self._known_group = _NO_GROUP
         self._used_outside_ns = _used_outside_ns(cgroup)
-        self._same: SameAsBefore | None = None
+        self.same = SameAsBefore()
         self._place: int | None = None
         with contextlib.ExitStack() as opened:  # whatever ends it, no descriptor may stay open
             if cgroup.cpu and cgroup.cpu_folder:
@@ -79,6 +79,9 @@ class VmHandle:
                 opened.callback(self._group.close)
             self._usage_fd = open_file(cgroup.usage_file or paths.process(instance.pid) / "stat", os.O_RDONLY)
             opened.callback(os.close, self._usage_fd)
+            usage = cgroup.usage
+            plain_fd = self._usage_fd if usage is not None and not usage.key else None
+            self._cpu_time = CpuTime(self._cpu_ns, plain_fd, usage.unit_ns if usage else 1, self._used_outside_ns)
             self.exit = process.ExitWatch(paths, instance)
             opened.callback(self.exit.close)
             self._task_fd = open_file(Path(self._task), os.O_RDONLY | os.O_DIRECTORY)
@@ -124,7 +127,8 @@ class VmHandle:
         self._threads = threads
         self._cpus.clear()
         self._cpus_known = False
-        self._known = self._same = None
+        self._known = None
+        self.same.end()
         for _, tid in threads.vcpus if not self._schedstat_fds else ():
             path = Path(self._task) / str(tid) / "schedstat"
             if path.exists():  # a kernel without CONFIG_SCHED_INFO has none
@@ -137,14 +141,11 @@ class VmHandle:
 
     def read(self, afresh: bool = True) -> VmState:
         """All settings and counters of the VM now; for ``afresh`` see ``HostPort``. Raises VmVanished, HostError."""
-        same = self._same
+        spared = self.same.end()
         try:
             try:
-                if same is not None and not afresh and (state := same.read()) is not None:
-                    return state
-                self._same = None
-                if same is not None and self._group:
-                    self._group.spare(same.readings)
+                if spared and self._group:
+                    self._group.spare(spared)
                 self._pins_unread = 0 if afresh else (self._pins_unread + 1) % PINS_EVERY
                 if afresh and self._watch is not None:
                     self._watch.look()
@@ -201,8 +202,7 @@ class VmHandle:
         elif by_times and self._times is not None and self._watch is not None and self._group is not None:
             spared = self._group.spared
             if spared:
-                vcpus_of = self._vcpu_indexes, self._vcpu_cpus
-                self._same = SameAsBefore(self._watch, self._times, vcpus_of, state, self._cpu_ns, spared)
+                self.same.begin(state, spared, self._watch.total, self._times, self._cpu_time)
         return state
 
     def _read_threads(self) -> tuple[VcpuState, ...]:
@@ -247,7 +247,7 @@ class VmHandle:
 
     def write(self, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError."""
-        self._same = None
+        self.same.end()
         if key.knob.spec.family is Family.CPU_GROUP:
             if self._group is None or not isinstance(value, int):
                 raise HostError(f"{self.instance.libvirt_name} has no CPU cgroup of its own", errno.ENOENT)

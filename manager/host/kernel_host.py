@@ -30,6 +30,7 @@ from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import ResctrlTree
 from manager.host.resources.kernel_resources import KernelResources
+from manager.host.same_as_before import SameAsBefore, counters_of
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.status_files import MigrationWatch
 from manager.host.tap_limits import TapLimits
@@ -40,7 +41,16 @@ from manager.host.wait_alarm import WaitAlarm
 from manager.host.warp_mechanisms import WarpMechanisms
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, PcpuTimes, VmInstance, VmState
+from manager.model.host import (
+    BatchGroup,
+    Capabilities,
+    CpuCounters,
+    CpuTimes,
+    Discovery,
+    PcpuTimes,
+    VmInstance,
+    VmState,
+)
 from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.network import UplinkPort
@@ -123,6 +133,9 @@ class KernelHost:
         )
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, tuple[int, object]]] = {}
+        self._asked: tuple[Mapping[str, VmInstance], tuple[int, object], Sequence[tuple[str, SameAsBefore]]] | None = (
+            None
+        )
         self._exits = select.epoll()
         self._watched: dict[int, VmInstance] = {}  # by the descriptor among ``_exits``
         self._writes = WriteWatch()
@@ -254,6 +267,18 @@ class KernelHost:
             return self._handle(instance).read(afresh)
         return held[0].read(afresh)
 
+    def counters(self, instances: Mapping[str, VmInstance]) -> Mapping[str, tuple[VmState, CpuCounters]]:
+        return counters_of(self._same_of(instances), self._writes, self._times) if self._times is not None else {}
+
+    def _same_of(self, instances: Mapping[str, VmInstance]) -> Sequence[tuple[str, SameAsBefore]]:
+        """Of those whose threads were looked at since VMs or pCPUs came or went: mostly those of the last tick."""
+        asked = self._asked
+        if asked is None or asked[0] is not instances or asked[1] is not self._generation:
+            held = ((uuid, self._handles.get(instance)) for uuid, instance in instances.items())
+            same = [(uuid, one[0].same) for uuid, one in held if one is not None and one[1] is self._generation]
+            self._asked = asked = instances, self._generation, same
+        return asked[2]
+
     def waits(self, instances: Sequence[VmInstance]) -> Sequence[tuple[int, ...]]:
         """Without a look at anything else, because the guard asks every few milliseconds."""
         if self._waits is not None and (waits := self._waits.read(instances, self._handles)):
@@ -309,6 +334,7 @@ class KernelHost:
 
     def _drop(self, instance: VmInstance) -> None:
         handle, _ = self._handles.pop(instance)
+        self._asked = None
         self._memory.forget(instance.uuid)
         self._disks.forget(instance.uuid)
         if handle.exit.descriptor >= 0:
@@ -350,6 +376,7 @@ class KernelHost:
                 return handle
             handle.find_threads()
         self._handles[instance] = (handle, generation)
+        self._asked = None
         return handle
 
     def _generation_now(self) -> tuple[int, object]:

@@ -10,6 +10,7 @@ from manager.model.cpus import CpuSet
 from manager.model.host import (
     BatchGroup,
     Capabilities,
+    CpuCounters,
     CpuTimes,
     Discovery,
     LastWaits,
@@ -183,6 +184,11 @@ class HostPort(Protocol):
 
         ``afresh`` False: settings of the CPU cgroup and times of vCPUs as at the last ``look`` will do, and pins as
         they were a few readings ago, where nothing hints at a change.
+        """
+
+    def counters(self, instances: Mapping[str, VmInstance]) -> Mapping[str, tuple[VmState, CpuCounters]]:
+        """Of these VMs (by UUID), where nothing hints that anything but counters changed since they were read: what was
+        read then, and their counters as at the last ``look``. All others have to be ``read``.
         """
 
     def waits(self, instances: Sequence[VmInstance]) -> Sequence[tuple[int, ...]]:

@@ -217,11 +217,18 @@ class VmTimes:
 
     def states(self, indexes: Sequence[int], cpus: Sequence[CpuSet]) -> tuple[VcpuState, ...] | None:
         """Of the vCPUs, which have these numbers and affinities; None unless all is ``unchanged``."""
-        times, begin, end = self._times, self._begin, self._vcpus_end
+        counters = self.counters()
+        if counters is None:
+            return None
+        run_ns, delay_ns = counters
+        return tuple(map(_vcpu_state, zip(indexes, cpus, delay_ns, run_ns, strict=True)))
+
+    def counters(self) -> tuple[list[int], list[int]] | None:
+        """Run time and run-queue wait of the vCPUs; None unless all is ``unchanged``."""
+        times = self._times
         if times.changes != self._changes and not self.unchanged:
             return None
-        counters = times.delay_ns[begin:end], times.run_ns[begin:end]
-        return tuple(map(_vcpu_state, zip(indexes, cpus, *counters, strict=True)))
+        return times.run_ns[self._begin : self._vcpus_end], times.delay_ns[self._begin : self._vcpus_end]
 
     def settle(self) -> None:
         """All else that is known of them is read now: as it was at the last look, or newer."""

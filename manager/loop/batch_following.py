@@ -75,7 +75,7 @@ class BatchFollowing:
             domain = domains.get(view.name)
             state = None if domain is None else reading.states.get(domain)
             if domain is not None and state is not None:
-                used[view.name] = CpuUsed(state.instance, state.cpu_ns / 1e9)
+                used[view.name] = CpuUsed(state.instance, reading.counters[domain].cpu_ns / 1e9)
                 views.append(view.with_rates(*rates(domain, reading, before, pcpus)))
         self.progress = follow(replace(snapshot, vms=tuple(views), interval_s=interval_s), used, self.progress)
         return self.progress

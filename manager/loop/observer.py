@@ -22,7 +22,7 @@ from manager.host.port import HostPort
 from manager.loop.journal import Journal, Runs
 from manager.model.cpus import CpuSet
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuTimes, VcpuState, VmInstance, VmState
+from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuCounters, CpuTimes, VmInstance, VmState
 from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.limits import AgentLimits
@@ -35,7 +35,6 @@ from manager.model.rules import IrqSteering
 from manager.model.warp import WarpUse
 from manager.model.window import Window
 
-_UNKNOWN = VcpuState(0, frozenset())
 _SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
 _NO_FAMILIES: Collection[Family] = ()
 _NO_RESOURCES = ResourceUse()
@@ -70,7 +69,8 @@ class Reading:
 
     ``errors`` says for each VM (by UUID) why it could not be read; vanished VMs are in neither. ``own_knobs`` are
     those of the host itself, empty where they were not to be read. ``knobs`` are the very ones of the reading
-    ``before`` while nothing has changed: who derives anything of them sees that at once.
+    ``before`` while nothing has changed: who derives anything of them sees that at once. Of a VM of which nothing but
+    counters changed, ``states`` has what was read when anything did; ``counters`` are of this moment, for all of them.
     """
 
     monotonic_s: float
@@ -89,6 +89,8 @@ class Reading:
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
     before: InitVar[Reading | None] = None
+    counters: Mapping[str, CpuCounters] = field(default_factory=dict)
+    """By UUID; those of ``states`` where none are given."""
     batch_group: BatchGroup | None = None
     """None: it could not be read, or was not to be."""
     uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
@@ -100,6 +102,8 @@ class Reading:
         knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = {uuid: state.knobs() for uuid, state in self.states.items()}
         if self.apart:
             knobs = {**knobs, **{uuid: {**knobs[uuid], **apart} for uuid, apart in self.apart.items()}}
+        if not self.counters:
+            object.__setattr__(self, "counters", {uuid: state.counters for uuid, state in self.states.items()})
         object.__setattr__(self, "knobs", before.knobs if before is not None and before.knobs == knobs else knobs)
 
 
@@ -135,12 +139,17 @@ def read_host(
     own: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
     host.look()
+    counters: dict[str, CpuCounters] = {}
+    unchanged = {} if afresh else host.counters(instances)
     for uuid, instance in instances.items():
+        wanted, known = families.get(uuid), unchanged.get(uuid)
+        if known is not None and not wanted:  # mostly so
+            states[uuid], counters[uuid] = known
+            continue
         try:
-            state = host.read(instance, afresh)
-            wanted = families.get(uuid)
+            state = known[0] if known is not None else host.read(instance, afresh)
             of_family = {family: host.knobs(instance, family) for family in wanted} if wanted else {}
-            states[uuid] = state
+            states[uuid], counters[uuid] = state, known[1] if known is not None else state.counters
         except VmVanished:
             continue
         except HostError as error:
@@ -168,9 +177,8 @@ def read_host(
         batch_group, uplinks, clocks = _read_own(host, families.get(HOST_UUID, _NO_FAMILIES), own)
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(
-        monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, batch_group, uplinks, clocks
-    )
+    of_host = batch_group, uplinks, clocks
+    return Reading(monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, counters, *of_host)
 
 
 def _read_own(
@@ -219,22 +227,35 @@ def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
     elapsed_ns = (now.monotonic_s - before.monotonic_s) * 1e9
     if elapsed_ns <= 0:
         return _NO_RATES
-    past = {vcpu.index: vcpu for vcpu in earlier.vcpus}
-    waited_ns, used, waits = 0, [], []
-    for index, _, delay_ns, run_ns in state.vcpus:
-        _, _, delay_then_ns, run_then_ns = past.get(index, _UNKNOWN)
-        delayed_ns = 0
-        if delay_ns is not None and delay_then_ns is not None and delay_ns > delay_then_ns:
-            delayed_ns = delay_ns - delay_then_ns
-            waited_ns += delayed_ns
-        if run_ns is not None and run_then_ns is not None:
-            ran_ns = run_ns - run_then_ns  # without ``_share``: it is for each vCPU in each tick
-            used.append(0.0 if ran_ns <= 0 else 1.0 if ran_ns >= elapsed_ns else ran_ns / elapsed_ns)
-            waits.append(1.0 if delayed_ns >= elapsed_ns else delayed_ns / elapsed_ns)
-    cpu_share = _share(state.cpu_ns - earlier.cpu_ns, elapsed_ns * pcpus)
+    cpu_ns, run_ns, delay_ns = now.counters[uuid]
+    cpu_then_ns, run_then_ns, delay_then_ns = before.counters[uuid]
+    if state is not earlier and [vcpu.index for vcpu in state.vcpus] != [vcpu.index for vcpu in earlier.vcpus]:
+        run_then_ns, delay_then_ns = (_for_vcpus(state, earlier, then) for then in (run_then_ns, delay_then_ns))
+    cpu_share = _share(cpu_ns - cpu_then_ns, elapsed_ns * pcpus)
+    waited_ns = 0
+    used: list[float] = []
+    waits: list[float] = []
+    # Without calls: it is for each vCPU in each tick.
+    for ran_ns, ran_then_ns, delayed_ns, delayed_then_ns in zip(
+        run_ns, run_then_ns, delay_ns, delay_then_ns, strict=True
+    ):
+        wait = 0.0
+        if delayed_ns is not None and delayed_then_ns is not None and delayed_ns > delayed_then_ns:
+            waited_ns += delayed_ns - delayed_then_ns
+            wait = (delayed_ns - delayed_then_ns) / elapsed_ns
+        if ran_ns is not None and ran_then_ns is not None:
+            ran = (ran_ns - ran_then_ns) / elapsed_ns
+            used.append(0.0 if ran <= 0.0 else ran if ran < 1.0 else 1.0)
+            waits.append(wait if wait < 1.0 else 1.0)
     if len(used) != len(state.vcpus):
         return Rates(cpu_share, waited_ns / elapsed_ns)
     return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used), tuple(waits))
+
+
+def _for_vcpus(state: VmState, earlier: VmState, counted_ns: Sequence[int | None]) -> list[int | None]:
+    """What was counted of each vCPU of ``earlier``, in the order of those of ``state``; None for one that is new."""
+    by_index = dict(zip([vcpu.index for vcpu in earlier.vcpus], counted_ns, strict=True))
+    return [by_index.get(vcpu.index) for vcpu in state.vcpus]
 
 
 def _share(part: float, whole: float) -> float:

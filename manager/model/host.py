@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, ClassVar, NamedTuple
@@ -135,6 +135,16 @@ class Quota:
     period_us: int
 
 
+class CpuCounters(NamedTuple):
+    """What of a VM only grows, in nanoseconds: the CPU time that all its threads used since it started, and how long
+    each vCPU ran and waited for a pCPU, in the order of ``VmState.vcpus``, None where that is not kept.
+    """
+
+    cpu_ns: int
+    run_ns: Sequence[int | None]
+    run_delay_ns: Sequence[int | None]
+
+
 class VmState(NamedTuple):
     """A running VM as read from the kernel. ``cpu_ns`` is the CPU time all its threads used since it started.
 
@@ -158,6 +168,12 @@ class VmState(NamedTuple):
     batch_group: int | None = None
     known: Mapping[KnobKey, KnobValue] | None = None
     """What ``knobs`` answers, where who read them has it from before: mostly nothing has changed."""
+
+    @property
+    def counters(self) -> CpuCounters:
+        """Those of them that are of this moment."""
+        run_ns, run_delay_ns = [vcpu.run_ns for vcpu in self.vcpus], [vcpu.run_delay_ns for vcpu in self.vcpus]
+        return CpuCounters(self.cpu_ns, run_ns, run_delay_ns)
 
     def knobs(self) -> Mapping[KnobKey, KnobValue]:
         """All knobs of the VM with what they hold now, in their order; shared, so not to be changed."""

@@ -13,6 +13,7 @@ from manager.model.host import (
     NO_BATCH_GROUP,
     BatchGroup,
     Capabilities,
+    CpuCounters,
     CpuTimes,
     Discovery,
     Quota,
@@ -142,6 +143,10 @@ class SimHost:
         return VmState(
             vm.instance, self._ns(self.world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle, quota=quota
         )
+
+    def counters(self, instances: Mapping[str, VmInstance]) -> Mapping[str, tuple[VmState, CpuCounters]]:  # noqa: ARG002
+        """None: each reading is one of now."""
+        return {}
 
     @in_step
     def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:

@@ -13,6 +13,7 @@ from manager.model.host import (
     CPU_SHARES_V1,
     BatchGroup,
     Capabilities,
+    CpuCounters,
     CpuTimes,
     Discovery,
     PcpuTimes,
@@ -73,6 +74,7 @@ class FakeHost(FakeUplinks):
     listed: dict[str, VmInstance] = field(default_factory=dict)
     fail_next: list[int] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
+    as_read: dict[VmInstance, VmState] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
     ignore: set[Knob] = field(default_factory=set)
     writes: list[tuple[KnobKey, KnobValue]] = field(default_factory=list)
@@ -329,7 +331,19 @@ class FakeHost(FakeUplinks):
         self._require(instance)
         if instance.uuid in self.unreadable:
             raise HostError("read: Input/output error", errno.EIO)
-        return self._state(instance.uuid)
+        self.as_read[instance] = state = self._state(instance.uuid)
+        return state
+
+    def counters(self, instances: Mapping[str, VmInstance]) -> dict[str, tuple[VmState, CpuCounters]]:
+        found: dict[str, tuple[VmState, CpuCounters]] = {}
+        for uuid, instance in instances.items():
+            before = self.as_read.get(instance)
+            if before is None or uuid in self.unreadable or not self.is_alive(instance):
+                continue
+            now = self._state(uuid)
+            if _settings(now) == _settings(before):
+                found[uuid] = before, now.counters
+        return found
 
     def waits(self, instances: Iterable[VmInstance]) -> list[tuple[int, ...]]:
         alive = (self.vms[instance.uuid] if self.is_alive(instance) else None for instance in instances)
@@ -499,3 +513,9 @@ class FakeHost(FakeUplinks):
             vm.nodes,
             batch_group=vm.place if self.scale == CPU_SHARES_V1 else None,
         )
+
+
+def _settings(state: VmState) -> VmState:
+    """All but the counters."""
+    vcpus = tuple(vcpu._replace(run_ns=None, run_delay_ns=None) for vcpu in state.vcpus)
+    return state._replace(cpu_ns=0, vcpus=vcpus)

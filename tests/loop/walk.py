@@ -26,7 +26,7 @@ from manager.loop.observer import Clock, LoopSettings, Observation
 from manager.loop.planner import Planned
 from manager.loop.tick import ControlLoop, TickResult, _values
 from manager.model.decision import Decision, Goal, Memory, Snapshot
-from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, VmState
+from manager.model.host import BatchGroup, Capabilities, CpuCounters, CpuTimes, VmInstance, VmState
 from manager.model.knob_spec import Family, KnobValue
 from manager.model.knobs import HOST_UUID, KnobKey
 from manager.model.limits import EVERYTHING
@@ -247,6 +247,9 @@ class FaultyHost:
 
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         return self._do(Op.READ, instance, lambda: self.real.read(instance, afresh))
+
+    def counters(self, instances: Mapping[str, VmInstance]) -> Mapping[str, tuple[VmState, CpuCounters]]:
+        return {}  # each reading can fail
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         def read() -> Mapping[KnobKey, KnobValue]:

@@ -9,7 +9,7 @@ import pytest
 from manager.control.tick_means import busiest_vcpu, busy_vms, mean_vcpu
 from manager.loop.observer import Reading, rates
 from manager.model.decision import VmView
-from manager.model.host import VcpuState, VmInstance, VmState
+from manager.model.host import CpuCounters, VcpuState, VmInstance, VmState
 from manager.model.records import VcpuTick
 from manager.model.registration import Mode, VmClass, VmSpec
 
@@ -49,6 +49,25 @@ def test_use_and_wait_of_each_vcpu_are_rates_of_the_kernels_counters() -> None:
     unknown = rates("u", reading(10, (11, 1), (None, None)), reading(0, (1, 1), (None, None)), 4)
     assert (unknown.vcpu_pcpus, unknown.vcpu_waits) == ((), ())
     assert rates("u", now, None, 4).vcpu_waits == ()
+
+
+def test_a_vcpu_that_comes_or_goes_does_not_shift_the_others() -> None:
+    before, now = reading(0, (1, 1), (5, 5), (2, 0)), reading(10, (11, 1), (6, 8), (2, 0))
+    state, counters = now.states["u"], now.counters["u"]
+    without = state._replace(vcpus=state.vcpus[:1] + state.vcpus[2:])
+    fewer = Reading(10, {"u": without}, None)
+    found = rates("u", fewer, before, 4)
+    assert (found.vcpu_pcpus, found.vcpu_waits) == (pytest.approx((1.0, 0.0)), pytest.approx((0.0, 0.0)))
+    later = replace(now, monotonic_s=20, counters={"u": counters})
+    found = rates("u", later, fewer, 4)
+    assert (found.vcpu_pcpus, found.run_delay_share) == ((), 0.0), "of the one that came nothing is known yet"
+
+
+def test_counters_count_where_the_state_is_that_of_before() -> None:
+    before = reading(0, (1, 1))
+    now = Reading(10, before.states, None, counters={"u": CpuCounters(4 * 10**9, [6 * 10**9], [2 * 10**9])})
+    found = rates("u", now, before, 4)
+    assert (found.cpu_share, found.vcpu_pcpus, found.vcpu_waits) == (0.1, (0.5,), (0.1,))
 
 
 @pytest.mark.parametrize(
