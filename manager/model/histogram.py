@@ -35,9 +35,14 @@ def bucket_value_us(bucket: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts per bucket number. Immutable: ``merge`` and ``of`` make new ones."""
+    """Counts per bucket number. Immutable: ``merge`` and ``of`` make new ones.
+
+    What was asked of it last is kept, because SLA state and policy ask the same of each newest slot in each tick.
+    """
 
     buckets: Mapping[int, int] = field(default_factory=dict)
+    _count: int | None = field(default=None, init=False, compare=False, repr=False)
+    _percentile_us: tuple[float, float | None] | None = field(default=None, init=False, compare=False, repr=False)
 
     @staticmethod
     def of(times_us: Iterable[float]) -> Histogram:
@@ -51,7 +56,11 @@ class Histogram:
     @property
     def count(self) -> int:
         """Number of samples."""
-        return sum(self.buckets.values())
+        count = self._count
+        if count is None:
+            count = sum(self.buckets.values())
+            object.__setattr__(self, "_count", count)
+        return count
 
     def merge(self, *others: Histogram) -> Histogram:
         """The histogram of all samples of this one and the others."""
@@ -66,6 +75,13 @@ class Histogram:
 
         Raises ValueError for a percentile outside that range.
         """
+        asked = self._percentile_us
+        if asked is None or asked[0] != percentile:
+            asked = percentile, self._find_us(percentile)
+            object.__setattr__(self, "_percentile_us", asked)
+        return asked[1]
+
+    def _find_us(self, percentile: float) -> float | None:
         if not 0 < percentile <= 100:
             raise ValueError(f"percentile {percentile} is not in (0, 100]")
         buckets, count = self.buckets, self.count

@@ -230,26 +230,28 @@ class Rig:
         self.wanted = assignment(len(managed), "fair")
         self.now_s = self._collected_s = float(math.floor(time.time() / SLOT_S) * SLOT_S)
         self._histograms = [_histogram(seed) for seed in range(7)]
+        self._windows: dict[tuple[int, int], Window] = {}  # by number of the application and of the slot
 
     def _clock(self) -> Clock:
         return Clock(self.now_s, self.now_s)
 
     def slots(self) -> dict[str, tuple[Window, ...]]:
-        """Response times of the last three minutes of each application, always alike."""
+        """Response times of the last three minutes of each application. A slot that is over keeps its window."""
         newest = math.floor(self.now_s / SLOT_S)
-        return {
-            app.name: tuple(
-                Window(
-                    app.name,
-                    (number - 1) * SLOT_S,
-                    number * SLOT_S,
-                    self._histograms[(number + index) % len(self._histograms)],
-                    float(SAMPLES),
-                )
-                for number in range(newest - SLOTS + 1, newest + 1)
-            )
-            for index, app in enumerate(self.wanted.applications)
+        numbers = range(newest - SLOTS + 1, newest + 1)
+        apps = range(len(self.wanted.applications))
+        held = self._windows
+        self._windows = {
+            (app, number): held.get((app, number)) or self._window(app, number) for app in apps for number in numbers
         }
+        return {
+            self.wanted.applications[app].name: tuple(self._windows[app, number] for number in numbers) for app in apps
+        }
+
+    def _window(self, app: int, number: int) -> Window:
+        histogram = Histogram(dict(self._histograms[(number + app) % len(self._histograms)].buckets))
+        name = self.wanted.applications[app].name
+        return Window(name, (number - 1) * SLOT_S, number * SLOT_S, histogram, float(SAMPLES))
 
     def tick(self, pause_s: float, profile: cProfile.Profile | None = None) -> Measured:
         """One tick, measured."""

@@ -122,6 +122,20 @@ def test_a_percentile_out_of_range_is_refused(percentile: float) -> None:
         Histogram.of([100.0]).percentile_us(percentile)
 
 
+def test_what_was_asked_before_changes_no_answer() -> None:
+    asked, fresh = Histogram({300: 90, 400: 10}), Histogram({300: 90, 400: 10})
+    before = asked.percentile_us(50)
+    assert asked.percentile_us(99) != before == asked.percentile_us(50) == fresh.percentile_us(50)
+    with pytest.raises(ValueError, match="percentile 0"):
+        asked.percentile_us(0)
+    assert asked.percentile_us(50) == before
+    assert (asked.count, asked) == (fresh.count, Histogram({300: 90, 400: 10}))
+    assert repr(asked) == repr(Histogram({300: 90, 400: 10}))
+    more = asked.merge(Histogram({500: 900}))
+    assert (more.count, more.percentile_us(50)) == (1000, Histogram({500: 1}).percentile_us(50))
+    assert Histogram().percentile_us(50) is None is Histogram().percentile_us(50)
+
+
 def test_counts_in_the_millions_keep_their_rank() -> None:
     histogram = Histogram({500: 949_999_999, 600: 50_000_001})
     assert histogram.percentile_us(95) == bucket_value_us(600)
