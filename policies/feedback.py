@@ -189,8 +189,10 @@ def _percentile_ms(view: ApplicationView, sla: Sla, law: Law, now_s: float) -> f
 
 def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     """Whether nobody asks anything of an application: its sources say so, or are silent while its VMs do nothing."""
-    law = snapshot.host.law
-    recent = fresh(view.slots, snapshot.now_s, law.max_age_s)
+    law, slots = snapshot.host.law, view.slots
+    if slots and slots[-1].age_s(snapshot.now_s) <= law.max_age_s and slots[-1].has_samples(1):  # mostly so
+        return False
+    recent = fresh(slots, snapshot.now_s, law.max_age_s)
     if any(slot.has_samples(1) for slot in recent):
         return False
     served_by = [vm for vm in snapshot.vms if vm.application == view.application.name]
@@ -270,6 +272,7 @@ def _goals(
             tier = (vm.application, vm.tier)
             tiers[tier] = tiers.get(tier, 0.0) + wanted
     largest = max(tiers.values(), default=0.0)
+    helped = {app: _helped(help_app) for app, help_app in help_now.items()}
     goals: list[WeightGoal] = []
     off: dict[str, int] = {}
     for vm in snapshot.vms:
@@ -291,7 +294,7 @@ def _goals(
         else:
             goal = weight_of(demands[spec.name], largest, scale)
             share = percent(shares[spec.name], 1)
-            text = f"{name}: {judgement.reason}, CPU {share} of the host{_helped(vm, help_now)}"
+            text = f"{name}: {judgement.reason}, CPU {share} of the host{helped.get(vm.application or '', '')}"
             if not law.published and not judgement.held.over:
                 goal, off[spec.name] = _steady(vm, goal, law, before)
             goals.append(WeightGoal(spec.name, goal, text))
@@ -329,9 +332,8 @@ def _demands(
     return demands
 
 
-def _helped(vm: VmView, help_now: Mapping[str, Help]) -> str:
-    """What is to be said of helping its application."""
-    help_app = help_now.get(vm.application or "", NO_HELP)
+def _helped(help_app: Help) -> str:
+    """What is to be said of helping an application."""
     if help_app.hopeless:
         return "; more weight would cost others their SLA and not save its own"
     return "; has precedence over an application that cannot be saved" if help_app.protected else ""

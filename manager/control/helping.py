@@ -86,10 +86,14 @@ def judge(standings: Mapping[str, Standing], before: Mapping[str, Help], law: La
         for other in lost
         if name in judged[other].donors and (other not in judged[name].donors or excess[name] * BY_FAR < excess[other])
     }
-    return {
-        name: replace(tried, hopeless=name in lost - protected, protected=name in protected)
-        for name, tried in judged.items()
-    }
+    return {name: _helped(tried, name in lost - protected, name in protected) for name, tried in judged.items()}
+
+
+def _helped(tried: Help, hopeless: bool, protected: bool) -> Help:
+    """Mostly as it was: there are many of them in each tick."""
+    if tried.hopeless is hopeless and tried.protected is protected:
+        return tried
+    return replace(tried, hopeless=hopeless, protected=protected)
 
 
 def beyond_help(excess: Mapping[str, float], before: Mapping[str, Help], trust: float) -> frozenset[str]:
@@ -110,6 +114,8 @@ def beyond_help(excess: Mapping[str, float], before: Mapping[str, Help], trust: 
 def _at_ease(earlier: Help, law: Law, steady_s: float) -> Help:
     """Of one that needs no help. Failures are forgotten when as long again as the cool-down has passed after it."""
     over = earlier.failures and steady_s >= earlier.until_s + _cool_down_s(earlier.failures, law)
+    if not over and not earlier.intervals and not earlier.donors:
+        return earlier
     return replace(earlier, intervals=0, donors=frozenset(), failures=0 if over else earlier.failures)
 
 

@@ -403,7 +403,7 @@ class Observer:
                     tier,
                     vcpu_pcpus,
                     vcpu_waits,
-                    tuple([number for number, _ in state.iothread_cpus]),
+                    tuple([number for number, _ in state.iothread_cpus]) if state.iothread_cpus else (),
                     state.idle,
                     state.quota.period_us if state.quota else None,
                     state.batch_group,

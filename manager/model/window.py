@@ -104,11 +104,12 @@ def merge(windows: Iterable[Window]) -> Window:
 
     Of ready percentiles the latest counts: they cannot be merged. Raises ValueError without windows.
     """
-    parts = sorted(windows, key=lambda window: (window.end_s, window.start_s))
+    parts = list(windows)
     if not parts:
         raise ValueError("no windows to merge")
     if len(parts) == 1:
         return parts[0]
+    parts.sort(key=lambda window: (window.end_s, window.start_s))
     known = [part.requests for part in parts if part.requests is not None]
     ready = [part.ready for part in parts if part.ready is not None]
     return Window(
