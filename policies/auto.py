@@ -141,7 +141,7 @@ def _courses(model: HostModel, before: Courses) -> dict[str, float]:
 
 def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """The levels for the next interval: as they are, others to try, or none."""
-    now = _repaid(now, steady_s)
+    now = _repaid(model, now, steady_s)
     if now.trial and steady_s - now.trial.since_s >= TRIAL_S:
         shown = SHOWN_LENT if now.lenders == now.levels.keys() else SHOWN
         if not helped(now.trial.before, now.courses, shown):
@@ -180,9 +180,9 @@ def _changed(
     return _begun(model, replace(now, levels=levels, lenders=lenders, changed_s=steady_s), steady_s)
 
 
-def _repaid(now: AutoMemory, steady_s: float) -> AutoMemory:
+def _repaid(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """Without levels of lenders, where one of them comes too near to its target; that one does not lend for a while."""
-    short = short_lenders(now.lenders, now.courses)
+    short = short_lenders(model, now.lenders, now.courses)
     if not short:
         return now
     levels = {name: level for name, level in now.levels.items() if name not in now.lenders}

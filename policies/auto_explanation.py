@@ -148,8 +148,9 @@ def _verdict(host: _Host) -> str:
 def _until_short(now: AutoMemory) -> str:
     if not now.lenders:
         return ""
-    are = "is" if len(now.lenders) == 1 else "are"
-    return f", or {_names(sorted(now.lenders))} {are} above {percent(SHORT)} of target on average"
+    any_of = "" if len(now.lenders) == 1 else "one of "
+    who = f"{any_of}{_names(sorted(now.lenders))}"
+    return f", or {who} violates its SLA, or is above {percent(SHORT)} of target on average"
 
 
 def _weights(host: _Host, app: AppModel, otherwise: str) -> str:

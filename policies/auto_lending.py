@@ -3,8 +3,8 @@
 Where one SLA is violated and all others are met with ease, nobody is violated anyway, so that ``policies.auto`` has
 nobody to lower. But under weights waits are only passed on (Kleinrock's conservation law), and who is far below its
 target can wait longer. A lender is lowered by one level at most, and only where it is predicted to stay below its
-target by more than chance. As soon as it is no longer far enough below it on average, all lenders get their weight
-back.
+target by more than chance. As soon as it violates its SLA, or is no longer far enough below its target on average, all
+lenders get their weight back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.auto_model import AT_RISK, AppModel, HostModel
 SPARE = 0.4
 """A lender has percentiles of at most this part of its target, now and on average, before it lends."""
 SHORT = 0.65
-"""And gets its weight back once they are above this part on average."""
+"""And gets its weight back once they are above this part on average, or above the target but once."""
 LOWEST_LENT = 1
 """The lowest level of a lender: at the next, the simulator's waited for longer than was predicted."""
 LEAST_KNOWN_S = 60.0
@@ -58,6 +58,7 @@ def tolerable(model: HostModel, levels: Levels, lenders: frozenset[str]) -> bool
     return all(expected[name] <= RISK for name in lowered)
 
 
-def short_lenders(lenders: frozenset[str], courses: Courses) -> frozenset[str]:
-    """Those that must have their weight back."""
-    return frozenset(name for name in lenders if name in courses and courses[name] > math.log(SHORT))
+def short_lenders(model: HostModel, lenders: frozenset[str], courses: Courses) -> frozenset[str]:
+    """Those that must have their weight back: they violate their SLAs, or are too near to their targets on average."""
+    violated = {app.name for app in model.applications if app.log_miss > 0}
+    return frozenset(name for name in lenders if name in violated or courses.get(name, -math.inf) > math.log(SHORT))

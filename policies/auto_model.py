@@ -258,8 +258,9 @@ def fit_model(snapshot: Snapshot, scale: WeightScale, before: Fits) -> tuple[Hos
 
 
 def _use(vm: VmView, before: VmUse | None, snapshot: Snapshot) -> VmUse:
+    """Averages that begin with the first interval of which CPU time is known: in that before, all of it is 0."""
     used = sum(vm.vcpu_pcpus) if vm.vcpu_pcpus else vm.cpu_share * len(snapshot.capabilities.online_cpus)
-    if before is None:
+    if before is None or not before.used_pcpus:
         return VmUse(used, vm.run_delay_share)
     return VmUse(
         average(before.used_pcpus, used, SMOOTHING), average(before.waited_pcpus, vm.run_delay_share, SMOOTHING)
@@ -319,7 +320,7 @@ def _app_model(
     busy = [(use.used_pcpus + use.waited_pcpus) / vm.vcpus for use, vm in zip(used, vms, strict=True)]
     fullest = max(range(len(vms)), key=busy.__getitem__)
     log_ratio = fit.log_ratio
-    if busy[fullest] < BUSY:
+    if busy[fullest] < BUSY and all(request_s):
         contenders = [Contender(use.used_pcpus, vm.vcpus) for use, vm in zip(used, vms, strict=True)]
         mean_ms = request_ms(request_s, contenders, [use.slowdown for use in used])
         log_ratio = average(log_ratio, math.log(max(measured.percentile_ms, 1e-6) / max(mean_ms, 1e-6)), FIT_SMOOTHING)

@@ -241,6 +241,20 @@ def test_a_slot_that_has_just_begun_changes_nothing_of_rates(answers_ms: list[fl
     assert now.measured_ms == pytest.approx(then.measured_ms, rel=0.1)
 
 
+def test_nothing_is_learnt_of_an_interval_in_which_cpu_time_is_not_known() -> None:
+    """The agent's first: nobody has used anything then, so that requests would seem to take no CPU time at all."""
+
+    def seen(at_s: float, used: float, waited: float) -> Snapshot:
+        shop = application("shop", [40, 80, 150], 200.0, at_s)
+        return moment(at_s, shop, vms=[batch(), vm("shop", used, waited)])
+
+    _, unknown = fit_model(seen(1000.0, 0.0, 0.0), CPU_WEIGHT_V2, AutoMemory().fits)
+    [after] = fit_model(seen(1005.0, 0.5, 0.1), CPU_WEIGHT_V2, unknown)[0].applications
+    [fresh] = fit_model(seen(1005.0, 0.5, 0.1), CPU_WEIGHT_V2, AutoMemory().fits)[0].applications
+    assert unknown.applications["shop"].log_ratio is None
+    assert (after.request_s, after.ratio) == (pytest.approx(fresh.request_s), pytest.approx(fresh.ratio))
+
+
 def on_pcpus(seen: Snapshot, count: int) -> Snapshot:
     cpus = frozenset(range(count))
     return replace(seen, capabilities=replace(seen.capabilities, online_cpus=cpus, managed_cpus=cpus))

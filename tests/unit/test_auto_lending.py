@@ -67,6 +67,15 @@ def test_a_lender_has_its_weight_back_once_it_is_short_and_does_not_lend_again_f
     assert memory.cooling["easy"].times == 1
 
 
+@pytest.mark.parametrize(("of_target", "lends"), [(0.9, True), (1.1, False)])
+def test_a_lender_that_violates_its_sla_once_has_its_weight_back(of_target: float, lends: bool) -> None:
+    _, memory = lends_after(14)
+    decision = AUTO.decide(beside_one_at_ease(1070.0, easy_ms=EASY_TARGET_MS * of_target), memory)
+    assert (weights(decision)["easy-web"] == LENT) is lends
+    assert isinstance(decision.memory, AutoMemory)
+    assert ("easy" in decision.memory.cooling) is not lends
+
+
 def test_a_loan_that_does_not_help_is_taken_back() -> None:
     lowered, memory = lends_after(12 + 8 + 1)
     assert lowered[12:20] == [True] * 8
