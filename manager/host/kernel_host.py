@@ -7,6 +7,7 @@ import os
 import select
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from manager import bpf
 from manager.errors import HostError
@@ -17,7 +18,7 @@ from manager.host.chosen_waits import ChosenWaits
 from manager.host.disk_ceilings import DiskCeilings
 from manager.host.disk_knobs import DiskKnobs
 from manager.host.disk_weights import DiskWeights
-from manager.host.files import cpu_model, read_small, refusal, refused
+from manager.host.files import cpu_model, refusal, refused
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
@@ -29,6 +30,7 @@ from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import ResctrlTree
+from manager.host.resources.held_file import HeldFile
 from manager.host.resources.kernel_resources import KernelResources
 from manager.host.same_as_before import SameAsBefore, counters_of
 from manager.host.sched_ext import deciding_scheduler
@@ -58,7 +60,22 @@ from manager.model.power import ClockDomain
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)
+_ONLINE_BYTES = 4096
 _STAT_BYTES = 128  # of a line of /proc/stat about a pCPU, at most
+
+
+class _LastAsked:
+    """Of which VMs the host was asked last, and what that comes to, until another one is held open or let go.
+
+    ``alive``: those whose end nothing tells; ``read``: where their counters are; ``kept``: nothing else is held open.
+    """
+
+    __slots__ = ("alive", "kept", "read")
+
+    def __init__(self) -> None:
+        self.alive: tuple[Collection[VmInstance], frozenset[VmInstance]] | None = None
+        self.read: tuple[Mapping[str, VmInstance], object, Sequence[tuple[str, SameAsBefore]]] | None = None
+        self.kept: frozenset[VmInstance] | None = None
 
 
 class KernelHost:
@@ -94,11 +111,11 @@ class KernelHost:
             raise HostError(
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
-        self._online = online
+        self._online, self._online_text = online, b""
         self._pcpus: tuple[CpuSet, int] = online, 0
         """The online ones, and how often any went or came: the affinities of threads may be other ones afterwards."""
         self._generation: tuple[int, object] = 0, self._pcpus
-        self._online_file, self._online_text = str(paths.online_cpus), b""
+        self._online_file, self._sched_ext_state = map(self._held_file, (paths.online_cpus, paths.sched_ext_state))
         self._replugs = Replugs()
         self._stat: int | None = None
         self._schedstat = (paths.process(1) / "schedstat").exists()
@@ -133,9 +150,7 @@ class KernelHost:
         )
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, tuple[int, object]]] = {}
-        self._asked: tuple[Mapping[str, VmInstance], tuple[int, object], Sequence[tuple[str, SameAsBefore]]] | None = (
-            None
-        )
+        self._asked = _LastAsked()
         self._exits = select.epoll()
         self._watched: dict[int, VmInstance] = {}  # by the descriptor among ``_exits``
         self._writes = WriteWatch()
@@ -165,7 +180,7 @@ class KernelHost:
         domains = self._watch.domains if self._watch else _NO_DOMAINS
         now = (
             self._online,
-            deciding_scheduler(self._paths),
+            deciding_scheduler(self._paths, self._sched_ext_state),
             domains.libvirt_version,
             self._discovery_warnings(domains),
             self.needs_batch_group,
@@ -243,7 +258,10 @@ class KernelHost:
 
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """One call covers all that are held open."""
-        doubtful = frozenset(instances).difference(self._watched.values())
+        asked = self._asked.alive
+        if asked is None or asked[0] is not instances:
+            self._asked.alive = asked = instances, frozenset(instances).difference(self._watched.values())
+        doubtful = asked[1]
         doubtful |= {self._watched[descriptor] for descriptor, _ in self._exits.poll(0)}.intersection(instances)
         return {instance for instance in doubtful if self._has_ended(instance)}
 
@@ -272,11 +290,11 @@ class KernelHost:
 
     def _same_of(self, instances: Mapping[str, VmInstance]) -> Sequence[tuple[str, SameAsBefore]]:
         """Of those whose threads were looked at since VMs or pCPUs came or went: mostly those of the last tick."""
-        asked = self._asked
+        asked = self._asked.read
         if asked is None or asked[0] is not instances or asked[1] is not self._generation:
             held = ((uuid, self._handles.get(instance)) for uuid, instance in instances.items())
             same = [(uuid, one[0].same) for uuid, one in held if one is not None and one[1] is self._generation]
-            self._asked = asked = instances, self._generation, same
+            self._asked.read = asked = instances, self._generation, same
         return asked[2]
 
     def waits(self, instances: Sequence[VmInstance]) -> Sequence[tuple[int, ...]]:
@@ -318,23 +336,24 @@ class KernelHost:
         return handle.threads
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
-        if not keep >= self._handles.keys():
+        if keep is not self._asked.kept and not keep >= self._handles.keys():
             for instance in [held for held in self._handles if held not in keep]:
                 self._batch_groups.ended(self._handles[instance][0].target.folder)
                 self._drop(instance)
+        self._asked.kept = keep
         self._batch_groups.tidy()
         self._tidy_network()
 
     def _tidy_network(self) -> None:
         """While libvirt is away, or has not said what addresses each domain has, nobody knows who ended."""
         domains = self._watch.domains if self._watch else _NO_DOMAINS
-        if domains.connected and domains.hardware.keys() >= domains.instances.keys():
+        if self._shares.has_classes and domains.connected and domains.hardware.keys() >= domains.instances.keys():
             with contextlib.suppress(HostError):  # it is tried again at the next round
                 self._shares.tidy(frozenset[bytes]().union(*domains.hardware.values()))
 
     def _drop(self, instance: VmInstance) -> None:
         handle, _ = self._handles.pop(instance)
-        self._asked = None
+        self._asked = _LastAsked()
         self._memory.forget(instance.uuid)
         self._disks.forget(instance.uuid)
         if handle.exit.descriptor >= 0:
@@ -376,7 +395,7 @@ class KernelHost:
                 return handle
             handle.find_threads()
         self._handles[instance] = (handle, generation)
-        self._asked = None
+        self._asked = _LastAsked()
         return handle
 
     def _generation_now(self) -> tuple[int, object]:
@@ -399,12 +418,20 @@ class KernelHost:
             raise refusal(f"watching process {instance.pid}", error) from error
         return handle
 
+    def _held_file(self, path: Path) -> HeldFile:
+        """Closed when nobody uses this host any more."""
+        file = HeldFile(path)
+        weakref.finalize(self, file.close)
+        return file
+
     def _follow_online(self) -> None:
         """Asked for several times a tick, so the text is compared before it is parsed."""
+        text = self._online_file.read(_ONLINE_BYTES)
+        if text is None:  # it was readable at start
+            return
         try:
-            text = read_small(self._online_file)
             online = parse_cpus(text.decode()) if text != self._online_text else self._online
-        except (OSError, ValueError):  # it was readable at start
+        except ValueError:
             return
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)

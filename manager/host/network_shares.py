@@ -154,6 +154,11 @@ class NetworkShares(KnobFiles):
         finally:
             self._read_anew()
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether any VM has one, as far as is known."""
+        return any(self._filters.values())
+
     def tidy(self, addresses: Collection[bytes]) -> None:
         """Remove classes of VMs with none of these addresses: they ended. Raises HostError."""
         for index in [index for index, filters in self._filters.items() if filters]:

@@ -19,12 +19,14 @@ from manager.errors import HostError
 from manager.host.bpf_calls import BpfMap, possible_cpus
 from manager.host.files import read_small
 from manager.host.registry import HostPaths
+from manager.host.resources.held_file import HeldFile
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED
 
 PINS = Path("sys/fs/bpf")
 LINK = bpf.NAME  # bpftool pins a link under the name of what it links
 _LOAD_S = 30
 _UNLOAD_S = 5
+_STATE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,17 @@ class Warp:
     limit_us: int = 0
 
 
-def deciding_scheduler(paths: HostPaths) -> str:
+def deciding_scheduler(paths: HostPaths, state: HeldFile | None = None) -> str:
     """Name of the sched_ext scheduler that decides now, as the kernel reports it; empty: none does.
 
-    The name of one that was thrown out may stay for as long as something holds it, such as its pin.
+    The name of one that was thrown out may stay for as long as something holds it, such as its pin, so that ``state``,
+    which is the file of it, is looked at first.
     """
     try:
-        name = read_small(str(paths.sched_ext_ops)).decode(errors="replace").strip()
-        return name if name and read_small(str(paths.sched_ext_state)).strip() == b"enabled" else ""
+        found = state.read(_STATE_BYTES) if state else read_small(str(paths.sched_ext_state))
+        if found is None or found.strip() != b"enabled":
+            return ""
+        return read_small(str(paths.sched_ext_ops)).decode(errors="replace").strip()
     except OSError:
         return ""
 

@@ -116,6 +116,7 @@ class ControlLoop:
         self._online: tuple[CpuSet, int] | None = None  # the pCPUs, and how often any went or came
         self._replugged = 0  # ticks that it still counts for
         self._planned: tuple[Observation, Callable[[], Plan]] | None = None  # the last plan, without what is held
+        self._were_read: tuple[Sequence[VmInstance], frozenset[VmInstance]] = [], frozenset()
         self._ways: tuple[tuple[Goal, ...], ...] | None = None
         self._way: int | None = None
 
@@ -290,7 +291,7 @@ class ControlLoop:
             cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only, self._planner.cache))
         counters, uncounted = self._counters()
         new_resources, self._rounds = self._resources.rounds != self._rounds, self._resources.rounds
-        self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))
+        self.host.forget(self._read_now(seen.reading))
         problems = (*seen.problems, *planned.problems, *applied.problems, *cache.problems, *uncounted)
         outcomes = (*applied.outcomes, *cache.outcomes)
         return TickResult(
@@ -318,6 +319,13 @@ class ControlLoop:
             power=self._resources.power,
             energy_j=dict(self._resources.energy_j),
         )
+
+    def _read_now(self, reading: Reading) -> frozenset[VmInstance]:
+        """The same object while the same runs are read."""
+        instances = [state.instance for state in reading.states.values()]
+        if self._were_read[0] != instances:
+            self._were_read = instances, frozenset(instances)
+        return self._were_read[1]
 
     def look_at_resources(self, result: TickResult) -> None:
         """Read what managed VMs use besides CPU time, after a tick, as far as it is their turn."""

@@ -285,6 +285,30 @@ def test_forgetting_closes_what_is_not_kept(host: KernelHost, start: Callable[..
     assert host.read(one.instance).instance == one.instance, "and it can be read again"
 
 
+def test_the_same_question_gets_another_answer_once_vms_came_or_ended(
+    host: KernelHost, start: Callable[..., QemuLike]
+) -> None:
+    one, other = start("CPU 0/TCG"), start("CPU 0/TCG")
+    ending = other.instance
+    both, kept = frozenset({one.instance, ending}), frozenset({one.instance})
+    assert not host.ended(both)
+    for vm in (one, other):
+        host.read(vm.instance)
+    assert not host.ended(both) and not host.ended(both)
+    other.kill()
+    assert host.ended(both) == {ending}
+    host.forget(kept)
+    assert host.ended(both) == {ending}, "also when it is watched no longer"
+    held = descriptors()
+    third = start("CPU 0/TCG")
+    pipes = descriptors() - held
+    host.read(third.instance)
+    host.forget(kept)
+    assert descriptors() - pipes == held
+    one.kill()
+    assert host.ended(kept) == kept
+
+
 def test_threads_are_looked_for_at_each_listing(root: Root, qemu: QemuLike) -> None:
     watch = Watch()
     host = KernelHost(root.paths, watch)  # type: ignore[arg-type]
