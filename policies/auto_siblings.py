@@ -29,6 +29,8 @@ LEAST_LEFT = 0.5
 def siblings_of(snapshot: Snapshot, application: str) -> CpuSet:
     """Usable siblings of the pCPUs that the application's vCPUs are pinned to, without those of any critical vCPU."""
     own = frozenset[int]().union(*(vm.pinned for vm in serving(snapshot, application)))
+    if not own:
+        return own
     critical = frozenset[int]().union(*(vm.pinned for vm in snapshot.vms if vm.critical))
     return (snapshot.capabilities.topology.whole_cores(own) - critical) & usable_cpus(snapshot)
 
@@ -44,9 +46,11 @@ def sibling_candidates(
     acts = enforced(snapshot.vms)
     left = _left(snapshot, [name for kind, name in present if kind is StepKind.SIBLINGS])
     for app in applications:
+        if not app.at_risk:
+            continue
         siblings = siblings_of(snapshot, app.name) - left
         kind, vms = StepKind.SIBLINGS, serving(snapshot, app.name)
-        if not app.at_risk or not siblings or (kind, app.name) in present or (acts and not enforced(vms)):
+        if not siblings or (kind, app.name) in present or (acts and not enforced(vms)):
             continue
         busy = _busy(snapshot)
         if busy < NOISY or len(usable - left - siblings) < LEAST_LEFT * len(usable):

@@ -19,6 +19,8 @@ DRAWS = ((20, 24), (60, 12))
 """So many draws for up to so many VMs, as (VMs, draws): of many, fewer say as much."""
 FEWEST_DRAWS = 6
 ROUNDS = 5
+SETTLED = 1e-3
+"""Or fewer, where no slowdown changes by more any more: mostly at once where there are pCPUs enough."""
 FULL = 0.97
 """No vCPU is busy for a larger part of the time in the model: above it, queues would have no end."""
 _GOLDEN = 0.6180339887498949
@@ -45,6 +47,7 @@ def slowdowns(
     of the contenders at the positions ``backlogged`` are runnable all the time.
     """
     draws = next((draws for vms, draws in DRAWS if len(contenders) <= vms), FEWEST_DRAWS)
+    points = [_points(index, contender.vcpus, draws) for index, contender in enumerate(contenders)]
     slower = [1.0] * len(contenders)
     for _ in range(ROUNDS):
         busy = [
@@ -54,16 +57,19 @@ def slowdowns(
         wanted = [0.0] * len(contenders)
         got = [0.0] * len(contenders)
         for draw in range(draws):
-            runnable = [
-                bisect_left(_points(index, contender.vcpus, draws)[draw], busy[index])
-                for index, contender in enumerate(contenders)
-            ]
+            runnable = [bisect_left(of_vm[draw], part) for of_vm, part in zip(points, busy, strict=True)]
             for index, rate in enumerate(_shares(runnable, weights, batch_weight, pcpus)):
                 wanted[index] += runnable[index]
                 got[index] += rate
-        for index, rate in enumerate(got):
-            if rate > 0:
-                slower[index] = (slower[index] + wanted[index] / rate) / 2
+        before, slower = (
+            slower,
+            [
+                (then + want / rate) / 2 if rate > 0 else then
+                for then, want, rate in zip(slower, wanted, got, strict=True)
+            ],
+        )
+        if all(abs(now - then) < SETTLED for now, then in zip(slower, before, strict=True)):
+            break
     return tuple(slower)
 
 
