@@ -82,6 +82,7 @@ ROUTES = [
     Route("POST /api/v1/proposals/<number>/dismiss", OPERATOR, "/proposals/1/dismiss"),
     Route("GET /api/v1/hosts/<name>/what-if", VIEWER, "/hosts/kvm1/what-if?policy=equal"),
     Route("GET /api/v1/fleet", VIEWER, "/fleet"),
+    Route("GET /api/v1/fleet/groups", VIEWER, "/fleet/groups?group=state"),
     Route("GET /api/v1/fleet/hosts", VIEWER, "/fleet/hosts"),
     Route("GET /api/v1/decisions/story", VIEWER, "/decisions/story"),
     Route("GET /api/v1/policies", VIEWER, "/policies"),

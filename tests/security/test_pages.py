@@ -72,6 +72,8 @@ ROUTES = [
     *both(f"/registered/{KINDS}/<name>/delete", OPERATOR, "/registered/vms/web-1/delete"),
     *both("/first", OPERATOR, "/first"),
     Route("POST /forms/check/<shape>", OPERATOR, "/forms/check/vms"),
+    Route("POST /forms/pick", OPERATOR, "/forms/pick?field=tiers.0.vms"),
+    Route("GET /forms/suggest/<any(vms, hosts):kind>", VIEWER, "/forms/suggest/vms?field=vm&vm=web"),
     *both(f"/control/{KINDS}/<name>", OPERATOR, "/control/hosts/kvm1"),
     Route("POST /control/<any(vms, hosts):kind>/<name>/adopt", OPERATOR, "/control/hosts/kvm1/adopt"),
     Route("GET /people", ADMIN, "/people"),
