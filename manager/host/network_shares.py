@@ -162,7 +162,7 @@ class NetworkShares(KnobFiles):
     def tidy(self, addresses: Collection[bytes]) -> None:
         """Remove classes of VMs with none of these addresses: they ended. Raises HostError."""
         for index in [index for index, filters in self._filters.items() if filters]:
-            left = [held for held in self._filters[index] if held.address not in addresses]
+            left = [held for held in self._filters.get(index, ()) if held.address not in addresses]
             if left:
                 with refused(f"classes of interface {index}"):
                     self._remove(index, left)
