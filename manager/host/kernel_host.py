@@ -427,7 +427,7 @@ class KernelHost:
     def _follow_online(self) -> None:
         """Asked for several times a tick, so the text is compared before it is parsed."""
         text = self._online_file.read(_ONLINE_BYTES)
-        if text is None:  # it was readable at start
+        if not text:  # it was readable at start, and some pCPU is online: this one
             return
         try:
             online = parse_cpus(text.decode()) if text != self._online_text else self._online
