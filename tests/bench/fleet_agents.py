@@ -384,7 +384,9 @@ class Driver:
             heapq.heappush(self._due, (first_s + interval_s / 2, place, Step.TURN))
 
     def _act_on_all_due(self) -> None:
-        while self._due and self._due[0][0] <= time.monotonic() + _TOGETHER_S:
+        """What is due as of now: on a machine that cannot keep up more is due by the end, and it still ends."""
+        until_s = time.monotonic() + _TOGETHER_S
+        while self._due and self._due[0][0] <= until_s:
             at_s, place, step = heapq.heappop(self._due)
             if step is Step.BEGIN:
                 self._working.append(self._pool.submit(self._begin, place))
