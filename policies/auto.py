@@ -29,7 +29,7 @@ from policies.auto_crowd import next_crowd, share_pcpus
 from policies.auto_explanation import Decided, explain
 from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
-from policies.auto_lending import short_lenders, tolerable, willing
+from policies.auto_lending import short_lenders, tolerable, willing, with_credit
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, VmUse, fit_model, weight_at
 from policies.auto_resources import resource_goals
@@ -141,7 +141,7 @@ def _courses(model: HostModel, before: Courses) -> dict[str, float]:
 
 def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """The levels for the next interval: as they are, others to try, or none."""
-    now = _repaid(model, now, steady_s)
+    now = _repaid(model, with_credit(model, now), steady_s)
     if now.trial and steady_s - now.trial.since_s >= TRIAL_S:
         shown = SHOWN_LENT if now.lenders == now.levels.keys() else SHOWN
         if not helped(now.trial.before, now.courses, shown):
@@ -182,7 +182,7 @@ def _changed(
 
 def _repaid(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """Without levels of lenders, where one of them comes too near to its target; that one does not lend for a while."""
-    short = short_lenders(model, now.lenders, now.courses)
+    short = short_lenders(model, now.lenders, now.courses, now.saved)
     if not short:
         return now
     levels = {name: level for name, level in now.levels.items() if name not in now.lenders}

@@ -18,7 +18,7 @@ from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL
 from policies.auto_candidates import most_waiting
 from policies.auto_experiment_told import shown_cause, told_experiments
-from policies.auto_lending import SHORT
+from policies.auto_lending import PATIENCE, SHORT
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
 from policies.auto_room import AVERAGED_S, LASTING_S, MOST_LOST
@@ -150,6 +150,8 @@ def _until_short(now: AutoMemory) -> str:
         return ""
     any_of = "" if len(now.lenders) == 1 else "one of "
     who = f"{any_of}{_names(sorted(now.lenders))}"
+    if now.saved > -PATIENCE:
+        return f", or {who} violates its SLA on average, or it costs more violations than it saves"
     return f", or {who} violates its SLA, or is above {percent(SHORT)} of target on average"
 
 

@@ -3,27 +3,36 @@
 Where one SLA is violated and all others are met with ease, nobody is violated anyway, so that ``policies.auto`` has
 nobody to lower. But under weights waits are only passed on (Kleinrock's conservation law), and who is far below its
 target can wait longer. A lender is lowered by one level at most, and only where it is predicted to stay below its
-target by more than chance. As soon as it violates its SLA, or is no longer far enough below its target on average, all
-lenders get their weight back.
+target by more than chance. What a loan has brought is counted: violated SLAs fewer than usual. As long as it has cost
+no more than it saved, a lender may violate its SLA once; else that, or being no longer far enough below its target on
+average, gives all lenders their weight back.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from manager.control.feedback_law import average
 from policies.auto_memory import AutoMemory, Courses, Levels
 from policies.auto_model import AT_RISK, AppModel, HostModel
 
 SPARE = 0.4
 """A lender has percentiles of at most this part of its target, now and on average, before it lends."""
 SHORT = 0.65
-"""And gets its weight back once they are above this part on average, or above the target but once."""
+"""And gets its weight back once they are above this part on average, or above the target but once, see PATIENCE."""
 LOWEST_LENT = 1
 """The lowest level of a lender: at the next, the simulator's waited for longer than was predicted."""
 LEAST_KNOWN_S = 60.0
 """Applications are known for so long before anybody lends: what the model learns first is far off."""
 RISK = 0.05
 """A lender's SLA may be violated in this part of the intervals, as predicted."""
+PATIENCE = 1.0
+"""A loan that has cost so many violations more than it saved ends with the next sign that a lender is short."""
+CREDIT = 4.0
+"""So many saved ones count at most: what a loan brought long ago does not keep it now."""
+USUAL_SMOOTHING = 0.1
+"""Weight of an interval in how often an SLA is violated while nobody lends."""
 
 
 def willing(model: HostModel, now: AutoMemory, steady_s: float) -> frozenset[str]:
@@ -58,7 +67,23 @@ def tolerable(model: HostModel, levels: Levels, lenders: frozenset[str]) -> bool
     return all(expected[name] <= RISK for name in lowered)
 
 
-def short_lenders(model: HostModel, lenders: frozenset[str], courses: Courses) -> frozenset[str]:
-    """Those that must have their weight back: they violate their SLAs, or are too near to their targets on average."""
+def with_credit(model: HostModel, now: AutoMemory) -> AutoMemory:
+    """With how often each SLA is violated while nobody lends, or how many fewer were since somebody does."""
+    violated = {app.name: float(app.log_miss > 0) for app in model.applications if not app.over}
+    if not now.lenders:
+        usual = {app: average(now.usual.get(app), value, USUAL_SMOOTHING) for app, value in violated.items()}
+        return replace(now, usual=usual, saved=0.0)
+    fewer = sum(now.usual.get(app, value) - value for app, value in violated.items())
+    return replace(now, saved=min(now.saved + fewer, CREDIT))
+
+
+def short_lenders(model: HostModel, lenders: frozenset[str], courses: Courses, saved: float) -> frozenset[str]:
+    """Those that must have their weight back.
+
+    They violate their SLAs on average, or, where the loan has cost more than PATIENCE allows, once, or are too near to
+    their targets. ``saved``: see ``with_credit``.
+    """
+    if saved > -PATIENCE:
+        return frozenset(name for name in lenders if courses.get(name, -math.inf) > 0)
     violated = {app.name for app in model.applications if app.log_miss > 0}
     return frozenset(name for name in lenders if name in violated or courses.get(name, -math.inf) > math.log(SHORT))

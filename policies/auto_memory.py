@@ -54,8 +54,9 @@ class TakenBack:
 class AutoMemory:
     """What was learnt, the levels in force, and since when.
 
-    ``lenders`` are lowered though they meet their SLAs (``auto_lending``). ``known_s``: since when response times are
-    known; None: they are not yet.
+    ``lenders`` are lowered though they meet their SLAs (``auto_lending``). ``usual``: in what part of intervals each
+    SLA is violated while nobody lends; ``saved``: violations fewer than that since somebody does. ``known_s``: since
+    when response times are known; None: they are not yet.
     ``before_levels`` and ``before_room``: all courses when these began, for the explanation. ``samplings``: samples of
     response times by which the steps of the ladder are judged.
     """
@@ -68,6 +69,8 @@ class AutoMemory:
     cooling: Mapping[str, Cooling] = field(default_factory=dict)
     room: Room = field(default_factory=Room)
     lenders: frozenset[str] = frozenset()
+    usual: Mapping[str, float] = field(default_factory=dict)
+    saved: float = 0.0
     known_s: float | None = None
     before_levels: Courses = field(default_factory=dict)
     before_room: Courses = field(default_factory=dict)

@@ -11,7 +11,17 @@ from manager.control.contention import Contender
 from manager.model.decision import Snapshot
 from policies.auto import COOL_DOWN_S
 from policies.auto import POLICY as AUTO
-from policies.auto_lending import LEAST_KNOWN_S, LOWEST_LENT, SHORT, SPARE, tolerable
+from policies.auto_lending import (
+    CREDIT,
+    LEAST_KNOWN_S,
+    LOWEST_LENT,
+    PATIENCE,
+    SHORT,
+    SPARE,
+    short_lenders,
+    tolerable,
+    with_credit,
+)
 from policies.auto_memory import AutoMemory
 from policies.auto_model import HostModel
 from tests.unit.test_auto import app_model, application, batch, host, moment, vm, weights
@@ -68,12 +78,67 @@ def test_a_lender_has_its_weight_back_once_it_is_short_and_does_not_lend_again_f
 
 
 @pytest.mark.parametrize(("of_target", "lends"), [(0.9, True), (1.1, False)])
-def test_a_lender_that_violates_its_sla_once_has_its_weight_back(of_target: float, lends: bool) -> None:
+def test_a_lender_that_violates_its_sla_for_nothing_has_its_weight_back(of_target: float, lends: bool) -> None:
     _, memory = lends_after(14)
     decision = AUTO.decide(beside_one_at_ease(1070.0, easy_ms=EASY_TARGET_MS * of_target), memory)
     assert (weights(decision)["easy-web"] == LENT) is lends
     assert isinstance(decision.memory, AutoMemory)
     assert ("easy" in decision.memory.cooling) is not lends
+
+
+def test_a_loan_that_saves_more_than_it_costs_outlasts_single_violations() -> None:
+    _, memory = lends_after(14)
+    for tick in range(14, 40):
+        easy_ms = EASY_TARGET_MS * 1.1 if tick in {17, 30} else 20.0
+        decision = AUTO.decide(beside_one_at_ease(1000.0 + 5 * tick, easy_ms, 105.0), memory)
+        assert isinstance(decision.memory, AutoMemory)
+        memory = decision.memory
+        assert weights(decision)["easy-web"] == LENT, tick
+    assert memory.saved == CREDIT
+
+
+@pytest.mark.parametrize(
+    ("usual", "saved", "tight_ms", "expected"),
+    [
+        ({"easy": 0.0, "tight": 0.75}, 0.0, 100.0, 0.75),
+        ({"easy": 0.0, "tight": 0.75}, 0.0, 130.0, -0.25),
+        ({"easy": 0.5, "tight": 0.75}, 1.0, 100.0, 2.25),
+        ({"tight": 0.75}, 1.0, 100.0, 1.75),  # `easy` is new: nothing is usual of it
+        ({}, 1.0, 130.0, 1.0),
+        ({"easy": 1.0, "tight": 1.0}, CREDIT - 0.5, 100.0, CREDIT),
+    ],
+)
+def test_what_a_loan_has_saved(usual: dict[str, float], saved: float, tight_ms: float, expected: float) -> None:
+    model = host(
+        (app_model("easy", 0, 20.0), Contender(0.3, 1)), (app_model("tight", 1, tight_ms), Contender(0.3, 1)), pcpus=1
+    )
+    lending = AutoMemory(lenders=frozenset({"easy"}), levels={"easy": 1}, usual=usual, saved=saved)
+    after = with_credit(model, lending)
+    assert after.saved == pytest.approx(expected)
+    assert after.usual == usual, "that is of times in which nobody lends"
+
+
+def test_what_is_usual_is_averaged_while_nobody_lends() -> None:
+    model = host((app_model("tight", 0, 130.0), Contender(0.3, 1)), pcpus=1)
+    first = with_credit(model, AutoMemory(usual={"gone": 0.5}, saved=2.0))
+    assert (first.usual, first.saved) == ({"tight": 1.0}, 0.0)
+    assert with_credit(model, replace(first, usual={"tight": 0.0})).usual == {"tight": pytest.approx(0.1)}
+
+
+@pytest.mark.parametrize(
+    ("saved", "of_target", "average_of_target", "short"),
+    [
+        (-PATIENCE + 0.1, 1.5, 0.9, False),
+        (-PATIENCE + 0.1, 0.5, 1.1, True),
+        (-PATIENCE, 1.5, 0.5, True),
+        (-PATIENCE, 0.9, SHORT * 1.1, True),
+        (-PATIENCE, 0.9, SHORT * 0.9, False),
+    ],
+)
+def test_when_a_lender_is_short(saved: float, of_target: float, average_of_target: float, short: bool) -> None:
+    model = host((app_model("easy", 0, 100.0 * of_target), Contender(0.3, 1)), pcpus=1)
+    courses = {"easy": math.log(average_of_target)}
+    assert short_lenders(model, frozenset({"easy"}), courses, saved) == ({"easy"} if short else set())
 
 
 def test_a_loan_that_does_not_help_is_taken_back() -> None:
