@@ -33,6 +33,13 @@ def bucket_value_us(bucket: int) -> float:
     return 2 * GAMMA**bucket / (GAMMA + 1)
 
 
+def rank_of(percentile: float, count: int) -> int:
+    """Which of so many samples, from the least on, is a percentile. Raises ValueError for one not in (0, 100]."""
+    if not 0 < percentile <= 100:
+        raise ValueError(f"percentile {percentile} is not in (0, 100]")
+    return min(max(1, math.ceil(count * percentile / 100)), count)
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts per bucket number. Immutable: ``merge`` and ``of`` make new ones.
@@ -64,11 +71,15 @@ class Histogram:
 
     def merge(self, *others: Histogram) -> Histogram:
         """The histogram of all samples of this one and the others."""
-        buckets = dict(self.buckets)
+        buckets = dict(self.items())
         for other in others:
-            for bucket, count in other.buckets.items():
+            for bucket, count in other.items():
                 buckets[bucket] = buckets.get(bucket, 0) + count
         return Histogram(buckets)
+
+    def items(self) -> Iterable[tuple[int, int]]:
+        """Each bucket number with its count."""
+        return self.buckets.items()
 
     def percentile_us(self, percentile: float) -> float | None:
         """Nearest-rank percentile (0 < percentile <= 100) in microseconds, or None without samples.
@@ -82,10 +93,8 @@ class Histogram:
         return asked[1]
 
     def _find_us(self, percentile: float) -> float | None:
-        if not 0 < percentile <= 100:
-            raise ValueError(f"percentile {percentile} is not in (0, 100]")
         buckets, count = self.buckets, self.count
-        rank = min(max(1, math.ceil(count * percentile / 100)), count)
+        rank = rank_of(percentile, count)
         for bucket in sorted(buckets, reverse=True):  # the percentiles that are asked for are near the end
             count -= buckets[bucket]
             if count < rank:

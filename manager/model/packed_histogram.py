@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
 from typing import Any
 
-from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
+from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram, bucket_value_us, rank_of
 
 _PLAIN, _COMPRESSED = 1, 2
 _HEAD = struct.Struct(">BHH")
@@ -36,10 +36,8 @@ _WINDOW, _MEMORY = -9, 4  # of DEFLATE: so short a text needs no more, and clear
 
 def pack(histogram: Histogram) -> bytes:
     """A histogram as bytes; ``unpack`` is the inverse. Raises ValueError for counts below 0 or from 2^63 on."""
-    if isinstance(histogram, UnreadHistogram):
-        return histogram.packed
-    plain = pack_plain(histogram)
-    if len(plain) <= _HEAD.size + _SMALL_BYTES:
+    plain = histogram.packed if isinstance(histogram, UnreadHistogram) else pack_plain(histogram)
+    if len(plain) <= _HEAD.size + _SMALL_BYTES or plain[0] == _COMPRESSED:
         return plain
     _, first, length = _HEAD.unpack_from(plain)
     squeezed = _HEAD.pack(_COMPRESSED, first, length) + _compressed(plain[_HEAD.size :])
@@ -57,44 +55,59 @@ def pack_plain(histogram: Histogram) -> bytes:
 
 def unpack(packed: bytes) -> Histogram:
     """The histogram that was packed. Raises ValueError for bytes that ``pack`` does not make."""
-    if not packed:
-        return Histogram()
-    first, distances, counts = parts(packed)
-    numbers = list(accumulate(distances, initial=first))
-    if not FIRST_BUCKET <= first <= numbers[-1] <= LAST_BUCKET or 0 in distances:
-        raise ValueError(f"not a packed histogram: buckets {first} to {numbers[-1]}")
-    return Histogram(dict(zip(numbers, counts, strict=True)))
+    return Histogram(UnreadHistogram(packed).buckets)
 
 
 class UnreadHistogram(Histogram):
-    """A histogram as the bytes that ``pack`` makes, whose buckets are read when they are asked for."""
+    """A histogram as the bytes that ``pack`` makes.
 
-    __slots__ = ("_count", "packed")
+    Its buckets are made when they are asked for; percentile and sum need none. So many of them take little room.
+    """
+
+    __slots__ = ("_count", "_counts", "_distances", "_first", "_percentile_us", "packed")
 
     packed: bytes
     _count: int
+    _percentile_us: tuple[float, float | None] | None
+    _first: int
+    _distances: Sequence[int]
+    _counts: Sequence[int]
 
     def __init__(self, packed: bytes) -> None:
         """Raises ValueError for bytes that ``pack`` does not make."""
-        count = 0
-        if packed:
-            first, distances, counts = parts(packed)
-            last = first + sum(distances)
-            if not FIRST_BUCKET <= first <= last <= LAST_BUCKET or 0 in distances:
-                raise ValueError(f"not a packed histogram: buckets {first} to {last}")
-            count = sum(counts)
-        object.__setattr__(self, "packed", packed)
-        object.__setattr__(self, "_count", count)
+        first, distances, counts = _checked(packed) if packed else (0, b"", b"")
+        write = object.__setattr__
+        write(self, "packed", packed)
+        write(self, "_count", sum(counts))
+        write(self, "_percentile_us", None)
+        write(self, "_first", first)
+        write(self, "_distances", distances)
+        write(self, "_counts", counts)
 
     @property
     def buckets(self) -> Mapping[int, int]:
         """Counts per bucket number."""
-        return unpack(self.packed).buckets
+        return dict(self.items())
 
     @property
     def count(self) -> int:
         """Number of samples."""
         return self._count
+
+    def items(self) -> Iterable[tuple[int, int]]:
+        """Each bucket number with its count, the lowest first."""
+        return zip(accumulate(self._distances, initial=self._first), self._counts, strict=False)
+
+    def _find_us(self, percentile: float) -> float | None:
+        count = self._count
+        rank = rank_of(percentile, count)
+        bucket = self._first + sum(self._distances)
+        for of_bucket, distance in zip(reversed(self._counts), (*reversed(self._distances), 0), strict=False):
+            count -= of_bucket
+            if count < rank:
+                return bucket_value_us(bucket)
+            bucket -= distance
+        return None
 
     def __eq__(self, other: object) -> bool:
         return self.buckets == other.buckets if isinstance(other, Histogram) else NotImplemented
@@ -104,6 +117,15 @@ class UnreadHistogram(Histogram):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UnreadHistogram, (self.packed,)
+
+
+def _checked(packed: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
+    """``parts`` of a histogram, whose buckets' numbers are looked at, too."""
+    first, distances, counts = parts(packed)
+    last = first + sum(distances)
+    if not FIRST_BUCKET <= first <= last <= LAST_BUCKET or 0 in distances:
+        raise ValueError(f"not a packed histogram: buckets {first} to {last}")
+    return first, distances, counts
 
 
 def parts(packed: bytes) -> tuple[int, Sequence[int], Sequence[int]]:

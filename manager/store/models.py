@@ -38,7 +38,7 @@ from manager.model.job import BatchJob
 from manager.model.knobs import Knob
 from manager.model.law import Law
 from manager.model.migration import MigrationUse
-from manager.model.packed_histogram import pack, unpack
+from manager.model.packed_histogram import UnreadHistogram, pack
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import CacheControl, Mode, Sharing, Sla, VmClass
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
@@ -129,8 +129,8 @@ class PackedHistogram(TypeDecorator[Histogram]):
         return None if value is None else pack(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Histogram | None:  # noqa: ARG002
-        """From the database."""
-        return None if value is None else unpack(value)
+        """From the database: it takes little room until its buckets are asked for."""
+        return None if value is None else UnreadHistogram(value)
 
 
 def as_words(kind: type[StrEnum]) -> Enum:

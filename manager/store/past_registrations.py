@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from manager.model.registration import Application, Sla
 from manager.store.access_models import AuditRow
-from manager.store.models import ApplicationRow, Json, TierRow, TierVmRow, VmRow
+from manager.store.models import ApplicationRow, Json, PastApplicationRow, TierRow, TierVmRow, VmRow
+from manager.store.row_writes import among, has_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,14 @@ class Past:
 
     def sla(self, row: ApplicationRow, at: datetime) -> Sla | None:
         """The SLA of an application at a time."""
-        for until, before in self.changes.get(row.name, ()):
+        return self.sla_of(row.name, row.sla, at)
+
+    def sla_of(self, name: str, now: Sla | None, at: datetime) -> Sla | None:
+        """The SLA at a time of an application that has the SLA ``now``, or had it last."""
+        for until, before in self.changes.get(name, ()):
             if at < until:
                 return Sla(**before["sla"]) if before["sla"] else None
-        return row.sla
+        return now
 
     def eras(self, now: Application) -> list[Era]:
         """The VMs of an application over time, oldest first."""
@@ -45,6 +52,43 @@ class Past:
     def vms(self, now: Application, at: datetime) -> frozenset[str]:
         """The VMs that served an application at a time."""
         return next(era.vms for era in self.eras(now) if era.until is None or at < era.until)
+
+
+@dataclass(frozen=True, slots=True)
+class SlaPast:
+    """The SLAs of applications over time. ``known``: names and present, or last, SLAs by row number."""
+
+    known: Mapping[int, tuple[str, Sla | None]]
+    past: Past
+
+    def at(self, number: int, moment: datetime) -> Sla | None:
+        """The SLA of an application at a time; None also for one that is not known."""
+        name, now = self.known.get(number, ("", None))
+        return self.past.sla_of(name, now, moment)
+
+
+def read_slas(session: Session, numbers: Collection[int], since: datetime) -> SlaPast:
+    """The SLAs of applications (row numbers), also of removed ones, from a time on."""
+    given = {"numbers": sorted(numbers)}
+    present, removed = _registered(has_arrays(session))
+    known = {
+        number: (name, None if None in (time_ms, percentile) else Sla(time_ms, percentile, most_rps))
+        for number, name, time_ms, percentile, most_rps in session.execute(present, given)
+    }
+    for number, name, sla in session.execute(removed, given):
+        known[number] = name, Sla(**sla) if sla else None
+    return SlaPast(known, read_past(session, since))
+
+
+@cache
+def _registered(arrays: bool) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
+    """Name and SLA of applications, and of removed ones: columns, as objects of rows take longer to make."""
+    row, past = ApplicationRow, PastApplicationRow
+    sla = row.sla_response_time_ms, row.sla_percentile, row.sla_max_rate_rps
+    return (
+        select(row.id, row.name, *sla).where(among(row.id, "numbers", arrays)),
+        select(past.id, past.name, past.sla).where(among(past.id, "numbers", arrays)),
+    )
 
 
 def read_past(session: Session, since: datetime | None, name: str | None = None) -> Past:

@@ -13,29 +13,42 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Delete,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    union,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from manager.control.budget import Period, Violation, judge, total
 from manager.model.window import Ready, Window, merge
-from manager.store.applications import as_it_was
 from manager.store.arrivals import WINDOWS
 from manager.store.database import Database
-from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, WindowRow
+from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, UtcDateTime, WindowRow
 from manager.store.pack_models import WindowPackRow
-from manager.store.past_registrations import read_past
+from manager.store.past_registrations import read_slas
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
-from manager.store.row_writes import upsert
-from manager.store.window_packs import COLUMNS, SPAN, at_places, joined_origins, packed, stored
+from manager.store.row_writes import among, has_arrays, upsert
+from manager.store.window_packs import COLUMNS, SPAN, StoredWindow, at_places, joined_origins, packed, stored
 from manager.store.windows import columns_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
-_CHUNKS = {MINUTE: timedelta(minutes=10), HOUR: HOUR}  # what of each length is made at once
+_AT_ONCE = 500  # notes whose rows are made together: neither many applications nor many minutes take much memory
 
 Place = tuple[int, datetime]
 """Row number of an application, and the start of a minute or hour."""
@@ -116,29 +129,22 @@ class RollUps:
                 made += _write(session, rows)
                 if length == MINUTE:
                     note_windows(session, HOUR, ((number, start, "") for number, start in places))
-                done = delete(UnrolledWindowsRow).where(UnrolledWindowsRow.taken)
-                session.execute(done.where(UnrolledWindowsRow.id.in_(notes)))
+                session.execute(_done(has_arrays(session)), {"notes": sorted(notes)})
         return made
 
     def _minute_rows(self, session: Session, places: Collection[Place]) -> list[dict[str, Any]]:
-        removed = map(as_it_was, session.scalars(select(PastApplicationRow)))
-        applications = {row.id: row for row in (*session.scalars(select(ApplicationRow)), *removed)}
-        past = read_past(session, min(start for _, start in places))
+        slas = read_slas(session, {number for number, _ in places}, min(start for _, start in places))
         slot_s = self._slot_length.total_seconds()
         made: list[dict[str, Any]] = []
         for start, numbers in _by_start(places):
-            query = select(*COLUMNS).where(WindowRow.slot >= start, WindowRow.slot < start + MINUTE)
-            rows = session.execute(query.where(WindowRow.application_id.in_(numbers)))
-            at = at_places([(number, start) for number in numbers])
-            older = (window for window in packed(session, *at) if start <= window.slot < start + MINUTE)
-            slots = joined_origins([*older, *stored(rows)])
+            slots = joined_origins(_windows(session, start, numbers))
             for number, of_minute in groupby(sorted(slots), lambda place: place[0]):
                 periods = [
                     judge(
-                        merge(row.window for row in slots[number, slot]),
+                        merge([row.window for row in slots[number, slot]]),
                         slot.timestamp(),
                         slot_s,
-                        past.sla(applications[number], slot) if number in applications else None,
+                        slas.at(number, slot),
                         self._min_samples,
                     )
                     for _, slot in of_minute
@@ -160,14 +166,26 @@ def period_of(application: str, row: RollupRow) -> Period:
 
 def _take(session: Session, length: timedelta, due: ColumnElement[bool]) -> dict[int, Place]:
     """The oldest notes of a length that are due, by number; what comes from now on is noted anew."""
-    wanted = (UnrolledWindowsRow.length_s == seconds(length)) & due
-    first = session.scalar(select(func.min(UnrolledWindowsRow.start)).where(wanted))
-    if first is None:
-        return {}
-    some = wanted & (UnrolledWindowsRow.start < first + _CHUNKS[length])
-    columns = UnrolledWindowsRow.id, UnrolledWindowsRow.application_id, UnrolledWindowsRow.start
-    taken = session.execute(update(UnrolledWindowsRow).where(some).values(taken=True).returning(*columns))
+    note = UnrolledWindowsRow
+    oldest = select(note.id).where(note.length_s == seconds(length), due).order_by(note.start, note.application_id)
+    some = update(note).where(note.id.in_(oldest.limit(_AT_ONCE))).values(taken=True)
+    taken = session.execute(some.returning(note.id, note.application_id, note.start))
     return {row.id: (row.application_id, row.start) for row in taken}
+
+
+def _windows(session: Session, start: datetime, numbers: Sequence[int]) -> Iterator[StoredWindow]:
+    """What all origins know of applications in a minute, what is packed before what is not."""
+    at = at_places([(number, start) for number in numbers])
+    yield from (window for window in packed(session, *at) if start <= window.slot < start + MINUTE)
+    given = {"numbers": numbers, "start": start, "until": start + MINUTE}
+    yield from stored(session.execute(_of_minute(has_arrays(session)), given))
+
+
+@cache
+def _of_minute(arrays: bool) -> Select[*tuple[Any, ...]]:
+    start, until = (bindparam(name, type_=UtcDateTime()) for name in ("start", "until"))
+    query = select(*COLUMNS).where(WindowRow.slot >= start, WindowRow.slot < until)
+    return query.where(among(WindowRow.application_id, "numbers", arrays))
 
 
 def _hour_rows(session: Session, places: Collection[Place]) -> list[dict[str, Any]]:
@@ -208,12 +226,26 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
 
 def _write(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     """Insert or replace rows of known applications; returns how many."""
-    there = {number for kind in (ApplicationRow, PastApplicationRow) for number in session.scalars(select(kind.id))}
+    given = {"numbers": sorted({row["application_id"] for row in rows})}
+    there = {*session.scalars(_known(has_arrays(session)), given)}
     storable = [row for row in rows if row["application_id"] in there]
     # Slots only grow: a row with fewer response times was made when some of its slots were removed already.
     keys = ["application_id", "length_s", "start"]
     upsert(session, RollupRow, storable, keys, _is_as_full)
     return len(storable)
+
+
+@cache
+def _done(arrays: bool) -> Delete:
+    return delete(UnrolledWindowsRow).where(UnrolledWindowsRow.taken, among(UnrolledWindowsRow.id, "notes", arrays))
+
+
+@cache
+def _known(arrays: bool) -> CompoundSelect[int]:
+    """Those of applications (row numbers) that are there, or were."""
+    return union(
+        *(select(kind.id).where(among(kind.id, "numbers", arrays)) for kind in (ApplicationRow, PastApplicationRow))
+    )
 
 
 def _is_as_full(new: Any) -> ColumnElement[bool]:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, LargeBinary, Row, delete, func, select, ty
 from sqlalchemy.orm import Session, aliased
 
 from manager.model.histogram import Histogram
-from manager.model.packed_histogram import pack, unpack
+from manager.model.packed_histogram import UnreadHistogram, pack
 from manager.model.packed_records import microseconds, moment_of
 from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
 from manager.model.window import Ready, Window, merge
@@ -187,7 +187,7 @@ def _joined(one: StoredWindow, other: StoredWindow) -> StoredWindow:
 def unpacked(number: int, window: PackedWindow) -> StoredWindow:
     """A packed window of an application, by its row number."""
     slot, start_at, end_at = map(moment_of, (window.slot_us, window.start_us, window.end_us))
-    histogram = unpack(window.histogram)
+    histogram = UnreadHistogram(window.histogram)
     return StoredWindow(number, slot, window.origin, start_at, end_at, histogram, window.requests, window.ready)
 
 

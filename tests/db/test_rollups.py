@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pytest
 from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from manager.control.budget import Period, total
 from manager.errors import NotFound
@@ -22,6 +23,7 @@ from manager.store.history import MeasuredPast
 from manager.store.models import ApplicationRow, RollupRow, WindowRow
 from manager.store.registrations import get
 from manager.store.retention import Cleanup, Keep
+from manager.store.rollup_queue import MINUTE, note_windows
 from manager.store.rollups import RollUps, period_of
 from manager.store.windows import replace_windows
 from tests.aging import long_ago
@@ -192,6 +194,7 @@ def test_a_reboot_in_the_middle_is_made_up_for(store: Store, monkeypatch: pytest
         return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rollups, "_write", failing)
+    monkeypatch.setattr(rollups, "_AT_ONCE", 10)
     with pytest.raises(StopIteration):
         store.roll_up(3960)
     monkeypatch.undo()
@@ -199,6 +202,45 @@ def test_a_reboot_in_the_middle_is_made_up_for(store: Store, monkeypatch: pytest
     store.roll_up(3960)
     same(whole(store.read(0, 3600, 3600), 0, 3600), whole(store.read(0, 3600, 5), 0, 3600))
     assert len(store.rows(60)) == 60
+
+
+def test_what_is_made_at_once_is_bounded_and_makes_no_difference(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by applications nor by minutes; here the two notes of a minute are even in different rounds."""
+    names = [f"app{number}" for number in range(4)]
+    with store.database.registering() as session:
+        for name in names:
+            put_application(session, Application(name, sla=Sla(100.0)), HOUR, lambda _etag: None)
+        numbers = {name: get(session, ApplicationRow, name).id for name in names}
+        for seed, (name, origin) in enumerate((name, origin) for name in names for origin in "ghi"):
+            told = [replace(slot, application=name) for slot in slots(0, 3600, seed)]
+            replace_windows(session, origin, numbers, told, SLOT)
+
+    def all_rows() -> list[tuple[object, ...]]:
+        row = RollupRow
+        columns = row.application_id, row.length_s, row.start, row.count, row.histogram, row.judged, row.violations
+        with store.database.reading() as session:
+            return [tuple(found) for found in session.execute(select(*columns).order_by(*columns[:3]))]
+
+    largest: list[int] = []
+    write = rollups._write
+
+    def counting(session: Session, rows: list[dict[str, object]]) -> int:
+        largest.append(len(rows))
+        return write(session, rows)
+
+    monkeypatch.setattr(rollups, "_write", counting)
+    store.roll_up(3960)
+    at_once, most = all_rows(), max(largest)
+    with store.database.writing() as session:
+        session.execute(delete(RollupRow))
+        note_windows(
+            session, MINUTE, ((n, at(60.0 * m), o) for n in numbers.values() for m in range(60) for o in "ghi")
+        )
+    monkeypatch.setattr(rollups, "_AT_ONCE", 7)
+    largest.clear()
+    store.roll_up(3960)
+    assert all_rows() == at_once
+    assert (len(at_once), most > 100, max(largest) <= 7) == (4 * 61, True, True)
 
 
 def test_several_managers_may_roll_up_at_once(store: Store) -> None:

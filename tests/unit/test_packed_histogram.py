@@ -38,6 +38,21 @@ def test_an_unread_histogram_is_the_one_that_was_packed(histogram: Histogram) ->
     assert pickle.loads(pickle.dumps(unread)) == histogram
 
 
+@given(histograms, histograms, st.floats(0, 100, exclude_min=True))
+def test_an_unread_histogram_is_asked_without_its_buckets(one: Histogram, other: Histogram, percentile: float) -> None:
+    unread = UnreadHistogram(pack(one))
+    assert unread.percentile_us(percentile) == one.percentile_us(percentile)
+    assert unread.merge(UnreadHistogram(pack(other))) == one.merge(other) == one.merge(UnreadHistogram(pack(other)))
+    with pytest.raises(ValueError, match="not in"):
+        unread.percentile_us(0)
+
+
+@given(histograms)
+def test_an_unread_histogram_is_packed_again_like_the_one_it_was(histogram: Histogram) -> None:
+    """Also where it comes from those that are compressed together."""
+    assert pack(UnreadHistogram(pack_plain(histogram))) == pack(histogram)
+
+
 @given(st.binary(max_size=300))
 def test_an_unread_histogram_can_always_be_read(content: bytes) -> None:
     try:
