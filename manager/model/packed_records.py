@@ -25,10 +25,10 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -70,9 +70,40 @@ class PackedDecision:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class TickColumns:
+    """A tick without objects for its VMs: its ``place`` in the row, all of it but its VMs, and columns of these.
+
+    ``vms`` has for each field that any VM of the row has the values of this tick's VMs, None also where one lacks it.
+    """
+
+    at_us: int
+    place: int
+    fields: Mapping[str, Any]
+    vms: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    """Format 2, read."""
+
+    at_us: Sequence[int]
+    claimed_us: Sequence[int | None]
+    ticks: Sequence[Mapping[str, Any]]
+    counts: Sequence[int | None]
+    vms: Mapping[str, tuple[Sequence[int] | None, Sequence[Any]]]
+
+    @property
+    def total(self) -> int:
+        """How many VMs all ticks have together."""
+        return sum(count or 0 for count in self.counts)
+
+
 _FIELDS = tuple(field.name for field in fields(PackedDecision))
 _ID = _FIELDS.index("record_id")
 _TIMES = "at_us", "claimed_us"
+_PARTS = *_TIMES, "ticks", "counts", "vms"
+_AT, _CLAIMED = '{"at_us":[', ',"claimed_us":['
 
 
 def microseconds(moment: datetime) -> int:
@@ -87,23 +118,12 @@ def moment_of(time_us: int) -> datetime:
 
 def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
     """Ticks as bytes; ``unpack_ticks`` reads them as JSON that means the same."""
-    times = {"at_us": [tick.at_us for tick in ticks], "claimed_us": [tick.claimed_us for tick in ticks]}
+    times = [tick.at_us for tick in ticks], [tick.claimed_us for tick in ticks]
     bodies = [from_json(tick.body) for tick in ticks]
-    if not all(map(_has_vms, bodies)):
-        return _FORMAT + _compressed("\n".join([_json(times), *(tick.body for tick in ticks)]).encode())
-    vms = [vm for body in bodies for vm in body.get("vms", ())]
-    names = dict.fromkeys(name for vm in vms for name in vm)
-    columns = {name: [place for place, vm in enumerate(vms) if name in vm] for name in names}
-    parts = {
-        **times,
-        "ticks": [{name: value for name, value in body.items() if name != "vms"} for body in bodies],
-        "counts": [len(body["vms"]) if "vms" in body else None for body in bodies],
-        "vms": {
-            name: [None if len(places) == len(vms) else places, [vms[place][name] for place in places]]
-            for name, places in columns.items()
-        },
-    }
-    return _COLUMNS + _compressed(to_json(parts))
+    if all(map(_has_vms, bodies)):
+        return _written(_by_column(*times, bodies))
+    head = _json(dict(zip(_TIMES, times, strict=True)))
+    return _FORMAT + _compressed("\n".join([head, *(tick.body for tick in ticks)]).encode())
 
 
 def unpack_ticks(packed: bytes) -> list[PackedTick]:
@@ -113,16 +133,52 @@ def unpack_ticks(packed: bytes) -> list[PackedTick]:
         first, *bodies = text.split("\n")
         times = _columns(first, _TIMES)
     else:
-        *times, ticks, counts = _columns(text, (*_TIMES, "ticks", "counts"))
-        bodies = _whole(ticks, counts, json.loads(text).get("vms"))
+        read = _read(text)
+        times, bodies = [[*read.at_us], [*read.claimed_us]], _whole(read)
     return [PackedTick(*values) for values in zip(*times, bodies, strict=True)]
+
+
+def joined_ticks(packs: Sequence[bytes]) -> tuple[list[tuple[int, int | None]], bytes]:
+    """The ticks of packed rows as one, in the order of time: ``tick_times`` of it, and itself.
+
+    Raises ValueError as ``unpack_ticks``.
+    """
+    read = [_read(text) for form, text in map(_text, packs) if form == _COLUMNS]
+    read.sort(key=lambda ticks: [*ticks.at_us[:1]])
+    at_us = [time_us for ticks in read for time_us in ticks.at_us]
+    if len(read) == len(packs) and at_us == sorted(at_us):
+        joined = _one_after_the_other(read)
+        return list(zip(joined.at_us, joined.claimed_us, strict=True)), _written(joined)
+    ticks = sorted((tick for pack in packs for tick in unpack_ticks(pack)), key=lambda tick: tick.at_us)
+    return [(tick.at_us, tick.claimed_us) for tick in ticks], pack_ticks(ticks)
+
+
+def ticks_within(packed: bytes, since_us: int, until_us: int) -> list[TickColumns]:
+    """The ticks from ``since_us`` until before ``until_us``, in the order in which they were packed.
+
+    Raises ValueError as ``unpack_ticks``, and for ticks that are no JSON objects with VMs.
+    """
+    form, text = _text(packed)
+    wanted = [place for place, (at_us, _) in enumerate(_times(form, text)) if since_us <= at_us < until_us]
+    if not wanted:
+        return []
+    read = _read(text) if form == _COLUMNS else _older_ticks(text)
+    columns = {name: _filled(places, values, read.total) for name, (places, values) in read.vms.items()}
+    ends = list(accumulate((count or 0 for count in read.counts), initial=0))
+    return [
+        TickColumns(
+            read.at_us[place],
+            place,
+            read.ticks[place],
+            {name: values[ends[place] : ends[place + 1]] for name, values in columns.items()},
+        )
+        for place in wanted
+    ]
 
 
 def tick_times(packed: bytes) -> list[tuple[int, int | None]]:
     """``at_us`` and ``claimed_us`` of the ticks that were packed, in the same order. Raises ValueError as above."""
-    form, text = _text(packed)
-    at_us, claimed_us = _columns(text.partition("\n")[0] if form == _FORMAT else text, _TIMES)
-    return list(zip(at_us, claimed_us, strict=True))
+    return _times(*_text(packed))
 
 
 def pack_decisions(decisions: Sequence[PackedDecision]) -> bytes:
@@ -151,6 +207,107 @@ def unpack_decisions(packed: bytes) -> list[PackedDecision]:
     else:
         columns = _older_columns(packed)
     return [PackedDecision(*values) for values in zip(*columns, strict=True)]
+
+
+def _times(form: bytes, text: str) -> list[tuple[int, int | None]]:
+    """``tick_times`` of a text. They are written first, so that nothing else of it is read."""
+    head = text.partition("\n")[0] if form == _FORMAT else _head(text)
+    at_us, claimed_us = _columns(head, _TIMES)
+    return list(zip(at_us, claimed_us, strict=True))
+
+
+def _head(text: str) -> str:
+    """As much of format 2 as has the times; all of it where they are not written first."""
+    first = text.find("]")
+    second = text.find("]", first + 1)
+    is_first = text.startswith(_AT) and text.startswith(_CLAIMED, first + 1)
+    return text[: second + 1] + "}" if is_first else text
+
+
+def _by_column(at_us: Sequence[int], claimed_us: Sequence[int | None], bodies: Sequence[Mapping[str, Any]]) -> _Ticks:
+    """Ticks that are objects with VMs, or without, see ``_has_vms``."""
+    vms = [vm for body in bodies for vm in body.get("vms", ())]
+    names = dict.fromkeys(name for vm in vms for name in vm)
+    columns = {name: [place for place, vm in enumerate(vms) if name in vm] for name in names}
+    return _Ticks(
+        at_us,
+        claimed_us,
+        [{name: value for name, value in body.items() if name != "vms"} for body in bodies],
+        [len(body["vms"]) if "vms" in body else None for body in bodies],
+        {
+            name: (None if len(places) == len(vms) else places, [vms[place][name] for place in places])
+            for name, places in columns.items()
+        },
+    )
+
+
+def _older_ticks(text: str) -> _Ticks:
+    """Format 1 as if it were format 2."""
+    first, *lines = text.split("\n")
+    bodies = [from_json(line) for line in lines]
+    if not all(map(_has_vms, bodies)):
+        raise ValueError(f"no ticks with VMs: {text[:40]!r}")
+    at_us, claimed_us = _columns(first, _TIMES)
+    return _by_column(at_us, claimed_us, bodies)
+
+
+def _written(ticks: _Ticks) -> bytes:
+    """Format 2. The times come first, see ``_head``."""
+    return _COLUMNS + _compressed(to_json({name: getattr(ticks, name) for name in _PARTS}))
+
+
+def _read(text: str) -> _Ticks:
+    """The inverse of ``_written``."""
+    values: Any = from_json(text)
+    try:
+        lists = [values.get(name) for name in _PARTS[:-1]]
+        lengths = {len(column) for column in lists}
+        at_us, claimed_us, ticks, counts = lists
+        vms = {name: (places, column) for name, (places, column) in values["vms"].items()}
+        read = _Ticks(at_us, claimed_us, ticks, counts, vms)
+        whole = all(
+            len(column) == (read.total if places is None else len(places)) for places, column in read.vms.values()
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not packed records: {error}") from error
+    if len(lengths) != 1 or not whole:
+        raise ValueError(f"not packed records: {text[:40]!r}")
+    return read
+
+
+def _one_after_the_other(parts: Sequence[_Ticks]) -> _Ticks:
+    """Ticks as if they had been packed together: fields of VMs are in the order in which they first come."""
+    names = dict.fromkeys(name for part in parts for name in part.vms)
+    firsts = list(accumulate((part.total for part in parts), initial=0))
+    columns: dict[str, tuple[list[int] | None, list[Any]]] = {}
+    for name in names:
+        places: list[int] = []
+        values: list[Any] = []
+        for part, first in zip(parts, firsts, strict=False):
+            some, column = part.vms.get(name, ([], []))
+            places += (first + place for place in (range(part.total) if some is None else some))
+            values += column
+        columns[name] = None if len(places) == firsts[-1] else places, values
+    return _Ticks(
+        [time_us for part in parts for time_us in part.at_us],
+        [time_us for part in parts for time_us in part.claimed_us],
+        [tick for part in parts for tick in part.ticks],
+        [count for part in parts for count in part.counts],
+        columns,
+    )
+
+
+def _filled(places: Sequence[int] | None, values: Sequence[Any], total: int) -> Sequence[Any]:
+    """The values of a field for all VMs, None for those without it. Raises ValueError for a place that is none."""
+    if places is None:
+        return values
+    filled: list[Any] = [None] * total
+    try:
+        for place, value in zip(places, values, strict=True):
+            filled[place] = value
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"not packed records: {error}") from error
+    return filled
 
 
 def _older_columns(packed: bytes) -> list[list[Any]]:
@@ -184,17 +341,17 @@ def _has_vms(body: object) -> bool:
     return isinstance(vms, list) and all(isinstance(vm, dict) for vm in vms)
 
 
-def _whole(ticks: Sequence[Any], counts: Sequence[Any], columns: object) -> list[str]:
-    """Ticks as JSON texts with their VMs, see format 2."""
+def _whole(read: _Ticks) -> list[str]:
+    """Ticks as JSON texts with their VMs."""
     try:
-        vms: list[dict[str, Any]] = [{} for _ in range(sum(count or 0 for count in counts))]
-        for name, (places, values) in dict(columns).items():  # type: ignore[call-overload]
+        vms: list[dict[str, Any]] = [{} for _ in range(read.total)]
+        for name, (places, values) in read.vms.items():
             for place, value in zip(range(len(vms)) if places is None else places, values, strict=True):
                 vms[place][name] = value
         rest = iter(vms)
         return [
             _json(tick if count is None else {**tick, "vms": [*islice(rest, count)]})
-            for tick, count in zip(ticks, counts, strict=True)
+            for tick, count in zip(read.ticks, read.counts, strict=True)
         ]
     except (TypeError, IndexError) as error:
         raise ValueError(f"not packed records: {error}") from error

@@ -6,12 +6,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from manager.model.packed_records import PackedTick, microseconds, moment_of, pack_ticks, tick_times, unpack_ticks
+from manager.model.packed_records import (
+    PackedTick,
+    TickColumns,
+    microseconds,
+    moment_of,
+    pack_ticks,
+    tick_times,
+    ticks_within,
+    unpack_ticks,
+)
 from manager.store.event_records import END, ranges
 from manager.store.pack_models import TickPackRow
 from manager.store.packs import (
@@ -51,13 +61,12 @@ def store_ticks(
         return 0
     claims = claimed or {}
     reported = [_packed(at, claims.get(at), body) for at, body in sorted(ticks.items())]
-    bodies = bodies_around(session, TickPackRow, host, [times_of(tick) for tick in reported])
-    times = (time for body in bodies for time in tick_times(body))
-    known = {at_us if claimed_us is None else claimed_us for at_us, claimed_us in times}
-    new = [tick for tick in reported if times_of(tick).claimed_us not in known]
+    bodies = bodies_around(session, TickPackRow, host, [_times(tick) for tick in reported])
+    known = {times_of(*time).claimed_us for body in bodies for time in tick_times(body)}
+    new = [tick for tick in reported if _times(tick).claimed_us not in known]
     note_ticks(session, MINUTE, ((host, at) for at in ticks))
     rows = [
-        {**columns_of(host, [times_of(tick) for tick in group]), "body": pack_ticks(group)}
+        {**columns_of(host, [_times(tick) for tick in group]), "body": pack_ticks(group)}
         for group in within_minutes(new, lambda tick: tick.at_us)
     ]
     insert_new(session, TickPackRow, rows)
@@ -89,17 +98,17 @@ def ticks_between(session: Session, host: str, since: datetime, until: datetime)
 
 def ticks_by_host(
     session: Session, hosts: Collection[str], since: datetime, until: datetime
-) -> dict[str, Sequence[str]]:
-    """The bodies of all ticks of hosts from ``since`` until before ``until``, oldest first; none of others."""
+) -> dict[str, list[TickColumns]]:
+    """All ticks of hosts from ``since`` until before ``until``, oldest first; none of others."""
     row = TickPackRow
     query = select(row.host, row.id, row.body).where(row.host.in_(hosts), between(row, since, until))
     since_us, until_us = microseconds(since), microseconds(until)
-    found: dict[str, list[tuple[int, int, str]]] = {}
+    found: dict[str, list[tuple[int, int, TickColumns]]] = {}
     for host, number, packed in session.execute(query):
-        for place, tick in enumerate(unpack_ticks(packed)):
-            if since_us <= tick.at_us < until_us:
-                found.setdefault(host, []).append((tick.at_us, number_of(number, place), tick.body))
-    return {host: [body for _, _, body in sorted(ticks)] for host, ticks in found.items()}
+        if ticks := ticks_within(packed, since_us, until_us):
+            of_host = found.setdefault(host, [])
+            of_host += ((tick.at_us, number_of(number, tick.place), tick) for tick in ticks)
+    return {host: [tick for _, _, tick in sorted(ticks, key=itemgetter(0, 1))] for host, ticks in found.items()}
 
 
 def oldest_tick_at(session: Session, host: str, since: datetime) -> datetime | None:
@@ -132,6 +141,10 @@ def _packed(at: datetime, claimed_at: datetime | None, body: str) -> PackedTick:
     return PackedTick(microseconds(at), None if claimed_at is None else microseconds(claimed_at), body)
 
 
-def times_of(tick: PackedTick) -> PackTimes:
-    """When a tick was, and when by the host's clock."""
-    return PackTimes(tick.at_us, tick.at_us if tick.claimed_us is None else tick.claimed_us)
+def _times(tick: PackedTick) -> PackTimes:
+    return times_of(tick.at_us, tick.claimed_us)
+
+
+def times_of(at_us: int, claimed_us: int | None) -> PackTimes:
+    """When a tick was, and when by the host's clock; None: the same."""
+    return PackTimes(at_us, at_us if claimed_us is None else claimed_us)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
-from manager.control.tick_means import mean_tick
+from manager.control.tick_means import VmValues, mean_of
 from manager.model.fields import json_fields, timestamp
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
@@ -35,6 +36,7 @@ _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
 _TOGETHER = 25  # hosts whose rows are made together
 _BATCH = 500
+_MODES = {mode.value: mode for mode in Mode}  # quicker than to call Mode
 
 Place = tuple[str, datetime]
 """A host, and the start of a minute or hour."""
@@ -119,28 +121,28 @@ def tick_of(body: str) -> TickRecord:
     """A tick, from its JSON text."""
     # By hand: far quicker than by the shapes of the interface, which checked it on arrival.
     fields = json.loads(body)
-    vms = (
-        VmTick(
-            vm["vm"],
-            vm["cpu_share"],
-            vm["run_delay_share"],
-            vm["weight"],
-            Mode(vm["mode"]),
-            VcpuTick(**vm["vcpu"]) if vm.get("vcpu") else None,
-        )
-        for vm in fields["vms"]
-    )
+    return replace(_without_vms(fields), vms=tuple(VmTick(*values) for values in _values(fields["vms"])))
+
+
+def _without_vms(fields: Mapping[str, Any]) -> TickRecord:
     at_s = datetime.fromisoformat(fields["at"]).timestamp()
     resources = resources_of(fields.get("resources"))
-    return TickRecord(
-        at_s,
-        fields["policy"],
-        Mode(fields["mode"]),
-        fields["host_cpu_share"],
-        tuple(vms),
-        resources,
-        fields.get("power_watts"),
-    )
+    share, watts = fields["host_cpu_share"], fields.get("power_watts")
+    return TickRecord(at_s, fields["policy"], _MODES[fields["mode"]], share, (), resources, watts)
+
+
+def _values(vms: Iterable[Mapping[str, Any]]) -> Iterator[VmValues]:
+    for vm in vms:
+        share, waited, vcpu = vm["cpu_share"], vm["run_delay_share"], vm.get("vcpu")
+        yield vm["vm"], share, waited, vm["weight"], _MODES[vm["mode"]], VcpuTick(**vcpu) if vcpu else None
+
+
+def _values_of_columns(vms: Mapping[str, Sequence[Any]]) -> Iterable[VmValues]:
+    if not vms:
+        return ()
+    modes = [_MODES[mode] for mode in vms["mode"]]
+    vcpus = [VcpuTick(**vcpu) if vcpu else None for vcpu in vms["vcpu"]] if "vcpu" in vms else repeat(None, len(modes))
+    return zip(vms["vm"], vms["cpu_share"], vms["run_delay_share"], vms["weight"], modes, vcpus, strict=True)
 
 
 def _means(
@@ -177,20 +179,30 @@ def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> 
     return min(oldest, default=datetime.max.replace(tzinfo=UTC))
 
 
-_Parts = list[tuple[TickRecord, int]]
+class _Part(NamedTuple):
+    """A tick without its VMs, these, and of how many ticks it is the mean."""
+
+    tick: TickRecord
+    vms: Iterable[VmValues]
+    ticks: int
 
 
-def _parts(session: Session, length: timedelta, start: datetime, hosts: Collection[str]) -> Mapping[str, _Parts]:
-    """The ticks or means in a minute or hour by host, oldest first, each with its number of ticks."""
+def _parts(
+    session: Session, length: timedelta, start: datetime, hosts: Collection[str]
+) -> Mapping[str, Sequence[_Part]]:
+    """The ticks or means in a minute or hour by host, oldest first."""
     end = start + length
     if length == MINUTE:
-        ticks = ticks_by_host(session, hosts, start, end)
-        return {host: [(tick_of(body), 1) for body in bodies] for host, bodies in ticks.items()}
+        return {
+            host: [_Part(_without_vms(tick.fields), _values_of_columns(tick.vms), 1) for tick in ticks]
+            for host, ticks in ticks_by_host(session, hosts, start, end).items()
+        }
     row = TickRollupRow
     within = row.host.in_(hosts), row.length_s == seconds(MINUTE), row.start >= start, row.start < end
-    found: dict[str, _Parts] = {}
+    found: dict[str, list[_Part]] = {}
     for host, body, count in session.execute(select(row.host, row.body, row.ticks).where(*within).order_by(row.start)):
-        found.setdefault(host, []).append((tick_of(body), count))
+        fields = json.loads(body)
+        found.setdefault(host, []).append(_Part(_without_vms(fields), _values(fields["vms"]), count))
     return found
 
 
@@ -209,8 +221,8 @@ def _write(session: Session, length: timedelta, places: Iterable[Place]) -> int:
     return len(rows)
 
 
-def _row(host: str, length: timedelta, start: datetime, parts: _Parts) -> dict[str, object]:
-    tick = mean_tick(parts)
+def _row(host: str, length: timedelta, start: datetime, parts: Sequence[_Part]) -> dict[str, object]:
+    tick = mean_of([(part.tick, part.ticks) for part in parts], [part.vms for part in parts])
     at = timestamp(tick.time_s)
     fields = {
         "at": at.isoformat(),
@@ -228,7 +240,7 @@ def _row(host: str, length: timedelta, start: datetime, parts: _Parts) -> dict[s
         "length_s": seconds(length),
         "start": start,
         "at": at,
-        "ticks": sum(count for _, count in parts),
+        "ticks": sum(part.ticks for part in parts),
         "body": json.dumps(fields, separators=(",", ":")),
     }
 

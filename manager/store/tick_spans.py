@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from manager.model.packed_records import pack_ticks, unpack_ticks
+from manager.model.packed_records import joined_ticks
 from manager.store.pack_models import QUARTER, TickPackRow
 from manager.store.packs import columns_of
 from manager.store.retention import Cleanup
@@ -53,8 +53,8 @@ def _join_host(session: Session, host: str, start: datetime) -> int:
     packs = session.execute(query).all()
     if len(packs) < 2:
         return 0  # another manager was faster
-    ticks = sorted((tick for pack in packs for tick in unpack_ticks(pack.body)), key=lambda tick: tick.at_us)
-    joined = {**columns_of(host, [times_of(tick) for tick in ticks]), "body": pack_ticks(ticks)}
+    times, body = joined_ticks([pack.body for pack in packs])
+    joined = {**columns_of(host, [times_of(*time) for time in times]), "body": body}
     *others, kept = (pack.id for pack in packs)
     session.execute(delete(row).where(row.id.in_(others)))
     session.execute(update(row).where(row.id == kept).values(joined))

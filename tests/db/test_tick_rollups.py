@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 from sqlalchemy import select
@@ -19,7 +20,7 @@ from manager.store.hosts import put_host
 from manager.store.registrations import delete
 from manager.store.retention import Cleanup, Keep
 from manager.store.tick_packs import store_ticks, ticks_between
-from manager.store.tick_rollups import TickRollUps, read_ticks
+from manager.store.tick_rollups import TickRollUps, read_ticks, tick_of
 from tests.aging import long_ago
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -115,6 +116,57 @@ def test_means_hold_the_power_of_ticks_that_know_it(database: Database) -> None:
     with database.reading() as session:
         bodies = [json.loads(body) for body in session.scalars(select(TickRollupRow.body))]
     assert sum("power_watts" in body for body in bodies) == 60 + 1, "nothing is said where nothing is known"
+
+
+def test_means_are_those_of_the_ticks_whatever_is_in_them(database: Database) -> None:
+    """VMs come and go and come back, with and without a weight, a full vCPU, power; a minute is in several rows."""
+    chance = Random(7)
+
+    def vm(name: str) -> dict[str, object]:
+        vcpu = {"index": chance.randrange(4), "used": chance.random(), "waited": chance.random(), "full": 1}
+        return {
+            "vm": name,
+            "cpu_share": chance.random(),
+            "run_delay_share": chance.random() * 3,
+            "weight": chance.choice((None, 50, 700)),
+            "mode": chance.choice(("enforce", "observe")),
+        } | ({"vcpu": vcpu} if chance.random() < 0.6 else {})
+
+    ticks = {}
+    for second in range(0, 3605, 5):
+        names = chance.sample([f"vm-{number}" for number in range(6)], chance.randrange(7))
+        ticks[at(second)] = json.dumps(
+            {
+                "at": at(second).isoformat(),
+                "policy": chance.choice(("fair", "equal")),
+                "mode": chance.choice(("enforce", "observe")),
+                "host_cpu_share": chance.random(),
+                "vms": [vm(name) for name in names],
+            }
+            | ({"power_watts": chance.random() * 300} if chance.random() < 0.5 else {})
+        )
+    *shuffled, last = ticks.items()
+    chance.shuffle(shuffled)
+    with database.registering() as session:
+        put_host(session, HostSpec("h"), HOUR, lambda _etag: None)
+        for first in range(0, len(shuffled), 200):
+            store_ticks(session, "h", dict(shuffled[first : first + 200]))
+        store_ticks(session, "h", dict([last]))
+    TickRollUps(database, KEEP).roll_up()
+    of_minutes = [
+        mean_tick([(tick_of(ticks[at(second)]), 1) for second in range(start, start + 60, 5)])
+        for start in range(0, 3600, 60)
+    ]
+    with database.reading() as session:
+        bodies = [
+            session.scalars(
+                select(TickRollupRow.body).where(TickRollupRow.length_s == length_s).order_by(TickRollupRow.start)
+            ).all()
+            for length_s in (60, 3600)
+        ]
+    assert [tick_of(body) for body in bodies[0]] == of_minutes
+    assert tick_of(bodies[1][0]) == mean_tick([(tick, 12) for tick in of_minutes])
+    assert all(vm.vcpu is None or vm.vcpu.full == 1 for tick in of_minutes for vm in tick.vms)
 
 
 def test_hosts_are_rolled_up_together_and_each_has_its_own(database: Database) -> None:

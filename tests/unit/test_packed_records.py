@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from manager.model.packed_records import (
     PackedDecision,
     PackedTick,
+    joined_ticks,
     microseconds,
     moment_of,
     pack_decisions,
     pack_ticks,
     tick_times,
+    ticks_within,
     unpack_decisions,
     unpack_ticks,
 )
@@ -42,11 +44,61 @@ decisions = st.builds(
 def test_packed_ticks_are_read_back(given_ticks: list[PackedTick]) -> None:
     packed = pack_ticks(given_ticks)
     read = unpack_ticks(packed)
-    assert [(tick.at_us, tick.claimed_us, json.loads(tick.body)) for tick in read] == [
-        (tick.at_us, tick.claimed_us, json.loads(tick.body)) for tick in given_ticks
-    ]
+    assert [*map(meaning, read)] == [*map(meaning, given_ticks)]
     assert all("\n" not in tick.body for tick in read)
     assert tick_times(packed) == [(tick.at_us, tick.claimed_us) for tick in given_ticks]
+
+
+def meaning(tick: PackedTick) -> tuple[int, int | None, object]:
+    return tick.at_us, tick.claimed_us, json.loads(tick.body)
+
+
+soon = st.integers(0, 12)
+objects = plain | st.tuples(plain, vms).map(lambda parts: parts[0] | {"vms": parts[1]})
+rows_of_ticks = st.lists(
+    st.lists(st.builds(PackedTick, soon, st.none() | soon, objects.map(json.dumps)), max_size=4).map(
+        lambda row: sorted(row, key=lambda tick: tick.at_us)
+    ),
+    max_size=4,
+)
+
+
+@given(rows_of_ticks | st.lists(st.lists(ticks, max_size=3), max_size=3))
+def test_rows_are_joined_as_if_their_ticks_had_been_packed_together(rows: list[list[PackedTick]]) -> None:
+    packs = [pack_ticks(row) for row in rows]
+    together = sorted((tick for pack in packs for tick in unpack_ticks(pack)), key=lambda tick: tick.at_us)
+    times_of_all, joined = joined_ticks(packs)
+    assert joined == pack_ticks(together)
+    assert times_of_all == [(tick.at_us, tick.claimed_us) for tick in together]
+
+
+@given(st.lists(st.builds(PackedTick, soon, st.none() | soon, objects.map(json.dumps)), max_size=5), soon, soon)
+def test_columns_of_ticks_say_what_the_ticks_do(row: list[PackedTick], since_us: int, until_us: int) -> None:
+    packed = pack_ticks(row)
+    head = json.dumps({"at_us": [tick.at_us for tick in row], "claimed_us": [tick.claimed_us for tick in row]})
+    older = b"\x01" + deflated("\n".join([head, *(tick.body for tick in row)]))
+    for body in (packed, older):
+        found = ticks_within(body, since_us, until_us)
+        assert [tick.place for tick in found] == [
+            place for place, tick in enumerate(row) if since_us <= tick.at_us < until_us
+        ]
+        for tick in found:
+            whole = json.loads(row[tick.place].body)
+            seen = whole.pop("vms", [])
+            assert (tick.at_us, tick.fields) == (row[tick.place].at_us, whole)
+            assert {name: [*values] for name, values in tick.vms.items()} == {
+                name: [vm.get(name) for vm in seen] for name in tick.vms
+            }
+            assert {name for vm in seen for name in vm} <= tick.vms.keys()
+
+
+def test_times_that_do_not_come_first_are_found() -> None:
+    whole = {"ticks": [{}], "counts": [None], "vms": {}, "claimed_us": [4], "at_us": [5]}
+    packed = b"\x02" + deflated(json.dumps(whole))
+    assert tick_times(packed) == [(5, 4)]
+    assert [tick.at_us for tick in ticks_within(packed, 5, 6)] == [5]
+    with pytest.raises(ValueError, match="VMs"):
+        ticks_within(pack_ticks([PackedTick(5, None, "[1]")]), 0, 9)
 
 
 def deflated(text: str) -> bytes:
