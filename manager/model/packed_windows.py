@@ -38,6 +38,8 @@ _ESCAPE = 0xF
 """In half a pair: the number follows in the rest."""
 _UPPER, _LOWER = bytes(pair >> 4 for pair in range(256)), bytes(pair & _ESCAPE for pair in range(256))
 """The halves of each pair, for ``bytes.translate``."""
+_FITTING, _ESCAPED = bytes(range(_ESCAPE)), bytes(min(value, _ESCAPE) for value in range(256))
+"""What fits into half a pair, and half a pair for each byte, for ``bytes.translate``."""
 _LEVEL = 9
 _RAW = -zlib.MAX_WBITS
 _NOT_WHOLE = "not packed windows: they are cut off, or go on"
@@ -132,17 +134,19 @@ def _paired(histograms: Iterable[bytes]) -> tuple[bytes, bytes, bytes]:
             continue
         first, distances, counts = parts(histogram)
         heads += _BUCKETS.pack(first, len(counts))
-        upper, lower = _half((0, *distances), rest), _half(counts, rest)
+        # The first bucket has no distance: its half stays 0.
+        upper, lower = _half(distances, rest), _half(counts, rest)
         pairs += (upper << 4 | lower).to_bytes(len(counts), "big")
     return bytes(heads), bytes(pairs), write_integers(rest)
 
 
 def _half(values: Sequence[int], rest: list[int]) -> int:
     """A half of each pair, in the lower half of each byte; what does not fit goes to ``rest``."""
-    if max(values) >= _ESCAPE:
-        rest += [value for value in values if value >= _ESCAPE]
-        values = [min(value, _ESCAPE) for value in values]
-    return int.from_bytes(bytes(values), "big")
+    if isinstance(values, bytes):  # nearly always, and without a loop
+        rest += values.translate(None, _FITTING)
+        return int.from_bytes(values.translate(_ESCAPED), "big")
+    rest += [value for value in values if value >= _ESCAPE]
+    return int.from_bytes(bytes(min(value, _ESCAPE) for value in values), "big")
 
 
 def _unpaired(body: bytes) -> list[bytes]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, LargeBinary, Row, delete, func, select, type_coerce
+from sqlalchemy import ColumnElement, Delete, LargeBinary, Row, ScalarSelect, delete, func, select, type_coerce
 from sqlalchemy.orm import Session, aliased
 
 from manager.model.histogram import Histogram
@@ -28,7 +29,7 @@ from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup
 from manager.store.rollup_queue import MINUTE, floor, is_noted
 from manager.store.row_pages import newest_rows
-from manager.store.row_writes import upsert
+from manager.store.row_writes import among, has_arrays, upsert
 
 PUSHED = ""
 """Origin of response times that were posted to the manager."""
@@ -110,30 +111,58 @@ def pack_old(cleanup: Cleanup) -> int:
     notes = UnrolledWindowsRow
     noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
     arrived = WindowRow.id <= cleanup.arrived(f"{WINDOWS}-packed", WindowRow.id, KEPT_AS_ROWS)
-    old = (WindowRow.slot < floor(cleanup.now - KEPT_AS_ROWS, SPAN)) & arrived & ~WindowRow.ahead & ~noted
+    before = floor(cleanup.now - KEPT_AS_ROWS, SPAN)
+    old = (WindowRow.slot < before) & arrived & ~WindowRow.ahead
+    with cleanup.database.reading() as session:
+        newest = _newest_of_old(session, old)
+    # Of most applications all that is old is older than their newest slot, which so need not be looked up for each row.
+    measured = sorted(number for number, slot in newest.items() if slot >= before)
+    idle = sorted(newest.keys() - set(measured))
+    packs = sum(_pack(cleanup, old & ~noted, group) for group in _groups(measured))
+    return packs + sum(_pack(cleanup, old & ~noted & _is_older(), group) for group in _groups(idle))
+
+
+def _newest_of_old(session: Session, old: ColumnElement[bool]) -> dict[int, datetime]:
+    """The newest slots of applications that have an old one before, by row number."""
+    newest = _newest_slot()
+    query = select(WindowRow.application_id, newest).where(old).group_by(WindowRow.application_id)
+    return {row[0]: row[1] for row in session.execute(query.having(func.min(WindowRow.slot) < newest))}
+
+
+def _newest_slot() -> ScalarSelect[datetime]:
+    """Of the application of a row."""
     newer = aliased(WindowRow)
     newest = select(func.max(newer.slot)).where(newer.application_id == WindowRow.application_id)
-    old &= WindowRow.slot < newest.correlate(WindowRow).scalar_subquery()
-    with cleanup.database.reading() as session:
-        numbers = sorted(session.scalars(select(WindowRow.application_id).where(old).distinct()))
-    groups = (numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER))
-    return sum(_pack(cleanup, old & WindowRow.application_id.in_(group)) for group in groups)
+    return newest.correlate(WindowRow).scalar_subquery()
 
 
-def _pack(cleanup: Cleanup, old: ColumnElement[bool]) -> int:
+def _is_older() -> ColumnElement[bool]:
+    return WindowRow.slot < _newest_slot()
+
+
+def _groups(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER))
+
+
+def _pack(cleanup: Cleanup, old: ColumnElement[bool], numbers: Sequence[int]) -> int:
     """Pack what is old, a few applications at once, so that each row is written once; returns how many rows went."""
-    some = select(WindowRow.id, *COLUMNS[:-3], *_AS_STORED).where(old)
+    some = select(WindowRow.id, *COLUMNS[:-3], *_AS_STORED).where(old, WindowRow.application_id.in_(numbers))
     some = some.order_by(WindowRow.application_id, WindowRow.slot).limit(_BATCH).with_for_update()
     packs = 0
     while not cleanup.stopped():
         with cleanup.database.writing() as session:
             rows = session.execute(some).all()
             _add(session, [(row.application_id, to_pack(StoredWindow(*row[1:]), row.histogram)) for row in rows])
-            session.execute(delete(WindowRow).where(WindowRow.id.in_([row.id for row in rows])))
+            session.execute(_removal(has_arrays(session)), {"packed": [row.id for row in rows]})
         packs += len(rows)
         if len(rows) < _BATCH:
             break
     return packs
+
+
+@cache
+def _removal(arrays: bool) -> Delete:
+    return delete(WindowRow).where(among(WindowRow.id, "packed", arrays))
 
 
 def _add(session: Session, windows: Sequence[tuple[int, PackedWindow]]) -> None:
