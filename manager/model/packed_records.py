@@ -28,7 +28,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -227,18 +227,19 @@ def _head(text: str) -> str:
 def _by_column(at_us: Sequence[int], claimed_us: Sequence[int | None], bodies: Sequence[Mapping[str, Any]]) -> _Ticks:
     """Ticks that are objects with VMs, or without, see ``_has_vms``."""
     vms = [vm for body in bodies for vm in body.get("vms", ())]
-    names = dict.fromkeys(name for vm in vms for name in vm)
-    columns = {name: [place for place, vm in enumerate(vms) if name in vm] for name in names}
     return _Ticks(
         at_us,
         claimed_us,
         [{name: value for name, value in body.items() if name != "vms"} for body in bodies],
         [len(body["vms"]) if "vms" in body else None for body in bodies],
-        {
-            name: (None if len(places) == len(vms) else places, [vms[place][name] for place in places])
-            for name, places in columns.items()
-        },
+        {name: _column(name, vms) for name in dict.fromkeys(chain.from_iterable(vms))},
     )
+
+
+def _column(name: str, vms: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int] | None, Sequence[Any]]:
+    """Which of all VMs have a field (None: all of them), and its values."""
+    values = [vm[name] for vm in vms if name in vm]
+    return None if len(values) == len(vms) else [place for place, vm in enumerate(vms) if name in vm], values
 
 
 def _older_ticks(text: str) -> _Ticks:
