@@ -143,11 +143,17 @@ def _threads(group: Path) -> list[int]:
         return [int(line) for line in (text_of(group / CGROUP_V1.threads_file) or "").split()]
 
 
+def _is_empty(folder: Path) -> bool:
+    """Whether no thread is in a group, nor in those inside it. Raises HostError."""
+    return not any(map(_threads, _groups(folder)))
+
+
 def _remove(folder: Path) -> None:
-    """Remove an empty group with those inside it; one that is not empty stays."""
-    with contextlib.suppress(OSError):
-        for group in reversed(list(_groups(folder))):
-            group.rmdir()
+    """Remove an empty group with those inside it; one that is not empty stays, with all inside it."""
+    with contextlib.suppress(OSError, HostError):
+        if _is_empty(folder):
+            for group in reversed(list(_groups(folder))):
+                group.rmdir()
 
 
 class BatchGroups(KnobFiles):
@@ -158,6 +164,7 @@ class BatchGroups(KnobFiles):
         self._paths = paths
         self._cpu = cpu
         self._ended: set[Path] = set()
+        self._looked = False
         mount = mounts.by_controller.get(cpu.controller) if cpu else None
         name = FOLDER if cpu is CGROUP_V1 else SLICE
         self._folders = [mount[0] / machine / name for machine in MACHINES] if mount else []
@@ -192,8 +199,12 @@ class BatchGroups(KnobFiles):
         """Remove what VMs that ended left behind, and the group after the last.
 
         That is also libvirt's own group, where libvirt started anew while the VM was here: it removes only the one in
-        which it found the VM. What cannot be removed yet is tried again by the next call.
+        which it found the VM. What cannot be removed yet is tried again by the next call. The first call also removes
+        what an agent before this one left, whose journal was lost.
         """
+        if not self._looked:
+            self._looked = True
+            self._remove_leftovers()
         for folder in tuple(self._ended):
             _remove(folder)
             if not folder.exists():  # nobody runs there any more
@@ -201,6 +212,14 @@ class BatchGroups(KnobFiles):
                 self._ended.discard(folder)
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
+
+    def _remove_leftovers(self) -> None:
+        """Copies in which nobody runs, and the group where nothing is left in it. systemd removes its slice itself."""
+        for group in self._folders if self._cpu is CGROUP_V1 else ():
+            with contextlib.suppress(OSError):
+                for copy in [entry for entry in group.iterdir() if entry.is_dir()]:
+                    _remove(copy)
+                group.rmdir()
 
     def keys(self, vm: VmTarget | None) -> Iterable[KnobKey]:
         return [KnobKey(HOST_UUID, knob) for knob in _KNOBS] if vm is None and self.folder else ()

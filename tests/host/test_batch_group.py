@@ -192,3 +192,25 @@ def test_what_an_ended_vm_left_is_removed(libvirts: Path, qemu: QemuLike) -> Non
     groups.ended(libvirts.parent / batch_group.FOLDER / VM)
     until(lambda: groups.tidy() or groups.folder is None, "the group is gone")
     assert not libvirts.exists(), "nor is libvirt's own left, where libvirt knew of the other one only"
+
+
+def test_what_an_agent_before_left_is_removed_once(libvirts: Path) -> None:
+    """Copies of groups in which nobody runs; a VM that is there keeps also those of its groups that are empty."""
+    groups = BatchGroups(REAL, CgroupMounts({"cpu": (libvirts.parent.parent, "/")}), CGROUP_V1)
+    group = libvirts.parent / batch_group.FOLDER
+    (libvirts / "iothread1").mkdir()
+    move(libvirts, inside=True)
+    (group / "qemu-3-gone.libvirt-qemu/vcpu0").mkdir(parents=True)
+    groups.tidy()
+    assert [path.name for path in group.iterdir() if path.is_dir()] == [VM]
+    assert (group / VM / "iothread1").is_dir()
+    (group / "qemu-4-later.libvirt-qemu").mkdir()
+    groups.tidy()
+    assert (group / "qemu-4-later.libvirt-qemu").is_dir(), "whoever makes groups now moves a VM into them"
+
+
+def test_an_empty_group_of_an_agent_before_is_removed(machine: Path) -> None:
+    (machine / batch_group.FOLDER / VM / "vcpu0").mkdir(parents=True)
+    BatchGroups(REAL, CgroupMounts({"cpu": (machine.parent, "/")}), CGROUP_V1).tidy()
+    assert not (machine / batch_group.FOLDER).exists()
+    assert (machine / VM / "vcpu0").is_dir(), "libvirt's own group is no copy"
