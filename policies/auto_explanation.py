@@ -151,7 +151,7 @@ def _until_short(now: AutoMemory) -> str:
     any_of = "" if len(now.lenders) == 1 else "one of "
     who = f"{any_of}{_names(sorted(now.lenders))}"
     if now.saved > -PATIENCE:
-        return f", or {who} violates its SLA on average, or it costs more violations than it saves"
+        return f", or {who} violates its SLA on average, or at all once that has cost a violation more than it saved"
     return f", or {who} violates its SLA, or is above {percent(SHORT)} of target on average"
 
 

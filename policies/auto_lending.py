@@ -3,9 +3,9 @@
 Where one SLA is violated and all others are met with ease, nobody is violated anyway, so that ``policies.auto`` has
 nobody to lower. But under weights waits are only passed on (Kleinrock's conservation law), and who is far below its
 target can wait longer. A lender is lowered by one level at most, and only where it is predicted to stay below its
-target by more than chance. What a loan has brought is counted: violated SLAs fewer than usual. As long as it has cost
-no more than it saved, a lender may violate its SLA once; else that, or being no longer far enough below its target on
-average, gives all lenders their weight back.
+target by more than chance. What a loan has brought is counted: violated SLAs fewer than usual. A lender that violates
+its SLA on average ends it for all lenders; so does, once the loan has cost a violation more than it saved, one that
+violates its SLA at all, or is no longer far enough below its target on average.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def test_who_lends_with_response_times_to_spare_and_until_when() -> None:
     assert text.endswith("it is on trial, and taken back in 25 s unless shop does better.")
     kept = told(seen(), replace(lends, trial=None), models(85.0, 30.0))["shop"]
     assert kept.endswith(
-        "as few violations are predicted without it, or flooded violates its SLA on average, or it costs more"
-        " violations than it saves."
+        "as few violations are predicted without it, or flooded violates its SLA on average, or at all once"
+        " that has cost a violation more than it saved."
     )
     kept = told(seen(), replace(lends, trial=None, saved=-2.0), models(85.0, 30.0))["shop"]
     assert kept.endswith(
