@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from manager.model.knobs import INSIDE, OUTSIDE, Knob, KnobKey
 _NO_GROUP = GroupState(None, None, None)
 PINS_EVERY = 5
 """Affinities are read at every so many readings, and when there are other threads or pCPUs, or one was written."""
+SETTLES_S = 10.0
+"""So long libvirt may take to put a vCPU that it plugs into its group and give it an affinity; no event reports it."""
 _SCHEDSTAT_BYTES = 64
 """Three numbers of 20 digits at most."""
 
@@ -63,6 +66,7 @@ class VmHandle:
         self._vcpu_cpus: tuple[CpuSet, ...] = ()
         self._thread_count = 0
         self._changed = False
+        self._settled_s = 0.0  # by the monotonic clock
         self._nodes: frozenset[int] = frozenset()
         self._cpus: dict[int, CpuSet] = {}  # as last read, by thread
         self._cpus_known = False  # those of all threads
@@ -124,6 +128,8 @@ class VmHandle:
         self._place = batch_group.place(folder, cpu)
         if threads.vcpus != before or not self._schedstat_fds:
             self._close_schedstats()
+            if before:
+                self._settled_s = time.monotonic() + SETTLES_S
         self._threads = threads
         self._cpus.clear()
         self._cpus_known = False
@@ -172,9 +178,9 @@ class VmHandle:
         return range(0) if self._times is None else self._times.vcpu_places
 
     def _find_plugged(self) -> None:
-        """Look at the threads again if their number had changed at the last reading: no event reports a vCPU.
+        """Look at the threads again after their number had changed at the last reading, and until they have settled.
 
-        Not at once, because libvirt gives a vCPU that it plugs an affinity soon after its thread was started.
+        Not at once, because libvirt mostly has grouped a vCPU that it plugs soon after its thread was started.
         """
         self.require_alive()  # a zombie has one thread left
         self.find_threads()
@@ -212,7 +218,8 @@ class VmHandle:
             self._times.settle()
             self._cpus_known, self._pins_unread = False, 0
         try:
-            self._changed = os.fstat(self._task_fd).st_nlink != self._thread_count  # as process.thread_count
+            known = os.fstat(self._task_fd).st_nlink == self._thread_count  # as process.thread_count
+            self._changed = not known or (self._settled_s > 0.0 and time.monotonic() < self._settled_s)
             if not (self._cpus_known and self._pins_unread):
                 self._read_affinities()
             cpus = self._cpus

@@ -10,6 +10,7 @@ import pytest
 
 from manager.errors import HostError
 from manager.host import batch_group
+from manager.host import handle as handle_module
 from manager.host.batch_group import BatchGroups, move, place
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, read_mounts
 from manager.host.handle import VmHandle
@@ -112,6 +113,32 @@ def test_a_group_of_a_plugged_vcpu_is_made_too(libvirts: Path, qemu: QemuLike) -
     (libvirts / "vcpu2/tasks").write_text(str(qemu.tids["worker"]))
     move(inside, inside=True)
     assert (inside / "vcpu2/tasks").read_text().split() == [str(qemu.tids["worker"])]
+
+
+def test_a_plugged_vcpu_that_libvirt_groups_late_is_seen(
+    libvirts: Path, qemu: QemuLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(libvirts, inside=True)
+    handle = handle_of(qemu)
+    plugged = qemu.tell("start CPU 2/TCG")
+    readings = [handle.read(), handle.read()]
+    assert [(len(state.vcpus), state.batch_group) for state in readings] == [(2, INSIDE), (3, INSIDE)]
+    (libvirts / "vcpu2").mkdir()
+    (libvirts / "vcpu2/tasks").write_text(str(plugged))
+    assert handle.read().batch_group == PARTLY
+    handle.write(KnobKey(qemu.uuid, Knob.BATCH_GROUP), INSIDE)
+    handle.close()
+    handle = handle_of(qemu)
+    qemu.tell("end CPU 2/TCG")
+    assert len([handle.read(), handle.read()][-1].vcpus) == 2
+    now_s = handle_module.time.monotonic()
+    monkeypatch.setattr(handle_module.time, "monotonic", lambda: now_s + handle_module.SETTLES_S)
+    handle.read()  # the last look
+    listed: list[int] = []
+    monkeypatch.setattr(handle_module.process, "find_threads", lambda *_: listed.append(1))
+    handle.read()
+    assert not listed, "threads that have settled are not listed again"
+    handle.close()
 
 
 def test_vms_in_other_partitions_and_of_cgroup_v2_cannot_be_moved(tmp_path: Path) -> None:
