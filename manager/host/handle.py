@@ -128,8 +128,8 @@ class VmHandle:
         self._place = batch_group.place(folder, cpu)
         if threads.vcpus != before or not self._schedstat_fds:
             self._close_schedstats()
-            if before:
-                self._settled_s = time.monotonic() + SETTLES_S
+        if before and threads.vcpus != before:
+            self._settled_s = time.monotonic() + SETTLES_S
         self._threads = threads
         self._cpus.clear()
         self._cpus_known = False

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
+from manager.host import process
 from manager.host.cgroup import MOST_UNREAD, CpuGroup, VmCgroup, find_vm_cgroup, read_mounts
 from manager.host.handle import PINS_EVERY, VmHandle
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsage
@@ -243,6 +244,21 @@ def test_a_vcpu_that_is_plugged_is_seen_at_the_second_reading(bare: VmHandle, qe
     assert [vcpu.index for vcpu in bare.read().vcpus] == [0, 1]
     assert [vcpu.index for vcpu in bare.read().vcpus] == [0, 1, 2]
     assert bare.write(vcpu_key(qemu, 2), frozenset({FIRST})) == {FIRST} == os.sched_getaffinity(plugged)
+
+
+def test_threads_are_not_listed_at_each_reading_where_the_kernel_has_no_schedstat(
+    qemu: QemuLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "schedstat" and exists(path))
+    opened = VmHandle(REAL, qemu.instance, NO_GROUP)
+    opened.find_threads()  # as when another VM comes
+    assert opened.read().vcpus[0].run_ns is None
+    listed: list[int] = []
+    monkeypatch.setattr(process, "find_threads", lambda *_: listed.append(1))
+    opened.read()
+    assert not listed
+    opened.close()
 
 
 def test_vcpus_that_nobody_has_seen_yet_go_where_the_emulator_goes(bare: VmHandle, qemu: QemuLike) -> None:
