@@ -25,6 +25,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
 from multiprocessing.connection import Connection
@@ -46,6 +47,7 @@ LARGE_FLEET = 10_000
 CORE_SHARE = 0.6
 """Of a core, that is what a manager process may be planned to use: requests come in bursts."""
 _MOST_STATEMENTS = 40
+_REGISTERING = 4
 MOST_VMS = "/vms?limit=1000"
 READS = (
     MOST_VMS,
@@ -89,19 +91,24 @@ class Options:
 
 
 def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
-    """All VMs and applications; the hosts register themselves."""
-    with Progress(transient=True) as shown:
-        for host in shown.track(hosts, description="registering"):
-            client.put(f"/hosts/{host}", json={"policy": "fair"}).raise_for_status()
-            names = vm_names(host, vms)
-            critical = names[: 2 * TIERS]
-            for vm in names:
-                body = {"class": "critical" if vm in critical else "batch", "host": host}
-                client.put(f"/vms/{vm}", json=body).raise_for_status()
-            for number in range(len(critical) // 2):
-                tiers = [{"name": "web", "vms": critical[2 * number : 2 * number + 2]}]
-                body = {"tiers": tiers, "sla": {"response_time_ms": 50}}
-                client.put(f"/applications/{host}-app-{number}", json=body).raise_for_status()
+    """All VMs and applications, several hosts at once; the hosts register themselves."""
+    with Progress(transient=True) as shown, ThreadPoolExecutor(_REGISTERING) as pool:
+        registered = pool.map(lambda host: register_host(client, host, vms), hosts)
+        for _ in shown.track(registered, total=len(hosts), description="registering"):
+            pass
+
+
+def register_host(client: httpx.Client, host: str, vms: int) -> None:
+    client.put(f"/hosts/{host}", json={"policy": "fair"}).raise_for_status()
+    names = vm_names(host, vms)
+    critical = names[: 2 * TIERS]
+    for vm in names:
+        body = {"class": "critical" if vm in critical else "batch", "host": host}
+        client.put(f"/vms/{vm}", json=body).raise_for_status()
+    for number in range(len(critical) // 2):
+        tiers = [{"name": "web", "vms": critical[2 * number : 2 * number + 2]}]
+        body = {"tiers": tiers, "sla": {"response_time_ms": 50}}
+        client.put(f"/applications/{host}-app-{number}", json=body).raise_for_status()
 
 
 def postgres_cpu_s(server: PostgresServer) -> float:
