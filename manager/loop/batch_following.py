@@ -15,7 +15,8 @@ from manager.control.batch_progress import (
     follow,
     read_accounts,
 )
-from manager.loop.observer import Reading, rates
+from manager.loop.rates import rates
+from manager.loop.reading import Reading
 from manager.model.decision import Snapshot, VmView
 from manager.model.records import News
 from manager.model.registration import VmClass, VmSpec

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
-from types import MappingProxyType
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from manager.clocks import Drift
@@ -17,17 +16,16 @@ from manager.control.network_plan import divisible
 from manager.control.resolve import effective_mode
 from manager.control.sla import sla_state
 from manager.control.warp_plan import warped_vms
-from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.loop.journal import Journal, Runs
+from manager.loop.rates import busy_share, pcpu_shares, rates
+from manager.loop.reading import Reading, pinned_cpus, read_host
 from manager.model.cpus import CpuSet
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuCounters, CpuTimes, VmInstance, VmState
-from manager.model.knob_spec import Family, KnobValue
-from manager.model.knobs import HOST_UUID, Knob, KnobKey
+from manager.model.host import NO_BATCH_GROUP, Capabilities, VmInstance
+from manager.model.knob_spec import Family
+from manager.model.knobs import HOST_UUID, Knob
 from manager.model.limits import AgentLimits
-from manager.model.network import UplinkPort
-from manager.model.power import ClockDomain
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Tier, VmClass, VmSpec
 from manager.model.resource_use import ResourceUse
@@ -36,8 +34,8 @@ from manager.model.warp import WarpUse
 from manager.model.window import Window
 
 _SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
-_NO_FAMILIES: Collection[Family] = ()
 _NO_RESOURCES = ResourceUse()
+_NONE: CpuSet = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,50 +61,6 @@ class LoopSettings:
     min_samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What was read from the host at one moment, kept to compute rates at the next.
-
-    ``errors`` says for each VM (by UUID) why it could not be read; vanished VMs are in neither. ``own_knobs`` are
-    those of the host itself, empty where they were not to be read. ``knobs`` are the very ones of the reading
-    ``before`` while nothing has changed: who derives anything of them sees that at once. Of a VM of which nothing but
-    counters changed, ``states`` has what was read when anything did; ``counters`` are of this moment, for all of them.
-    """
-
-    monotonic_s: float
-    states: Mapping[str, VmState]
-    times: CpuTimes | None
-    errors: Mapping[str, str] = field(default_factory=dict)
-    own_knobs: Mapping[KnobKey, KnobValue] = field(default_factory=dict)
-    apart: Mapping[str, Mapping[KnobKey, KnobValue]] = field(default_factory=dict)
-    """The knobs that were read apart from the state of a VM, by UUID."""
-    groups: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
-    """The limits of real-time CPU time above the vCPUs of a VM, by UUID: those of the host, and its own."""
-    memories: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
-    """Likewise what limits or protects its memory."""
-    disks: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
-    """The weights and ceilings that it has on disks, by UUID."""
-    knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
-    """Those of each VM, by UUID."""
-    before: InitVar[Reading | None] = None
-    counters: Mapping[str, CpuCounters] = field(default_factory=dict)
-    """By UUID; those of ``states`` where none are given."""
-    batch_group: BatchGroup | None = None
-    """None: it could not be read, or was not to be."""
-    uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
-    """The interfaces that may be uplinks, by index; empty where they could not be read, or were not to be."""
-    clocks: Mapping[int, ClockDomain] = field(default_factory=dict)
-    """The pCPUs that share a clock, by number of the policy; likewise."""
-
-    def __post_init__(self, before: Reading | None) -> None:
-        knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = {uuid: state.knobs() for uuid, state in self.states.items()}
-        if self.apart:
-            knobs = {**knobs, **{uuid: {**knobs[uuid], **apart} for uuid, apart in self.apart.items()}}
-        if not self.counters:
-            object.__setattr__(self, "counters", {uuid: state.counters for uuid, state in self.states.items()})
-        object.__setattr__(self, "knobs", before.knobs if before is not None and before.knobs == knobs else knobs)
-
-
 def match(specs: tuple[VmSpec, ...], running: Mapping[str, VmInstance]) -> dict[str, VmSpec]:
     """The registered VMs that run here, by domain UUID. A UUID decides before a name; the first in name order wins."""
     by_name = {instance.libvirt_name: uuid for uuid, instance in running.items()}
@@ -116,151 +70,6 @@ def match(specs: tuple[VmSpec, ...], running: Mapping[str, VmInstance]) -> dict[
         if uuid is not None and uuid in running:
             matched.setdefault(uuid, spec)
     return matched
-
-
-def read_host(
-    host: HostPort,
-    instances: Mapping[str, VmInstance],
-    monotonic_s: float,
-    families: Mapping[str, Collection[Family]] = MappingProxyType({}),
-    before: Reading | None = None,
-    afresh: bool = True,
-) -> Reading:
-    """Read every VM of ``instances`` (by UUID), each for itself.
-
-    ``families`` are the knobs to read besides their state, in that order, by UUID, HOST_UUID among them; ``before`` is
-    the reading before; for ``afresh`` see ``HostPort.read``.
-    """
-    states: dict[str, VmState] = {}
-    apart: dict[str, Mapping[KnobKey, KnobValue]] = {}
-    groups: dict[str, tuple[KnobKey, ...]] = {}
-    memories: dict[str, tuple[KnobKey, ...]] = {}
-    disks: dict[str, tuple[KnobKey, ...]] = {}
-    own: dict[KnobKey, KnobValue] = {}
-    errors: dict[str, str] = {}
-    host.look()
-    counters: dict[str, CpuCounters] = {}
-    unchanged = {} if afresh else host.counters(instances)
-    for uuid, instance in instances.items():
-        wanted, known = families.get(uuid), unchanged.get(uuid)
-        if known is not None and not wanted:  # mostly so
-            states[uuid], counters[uuid] = known
-            continue
-        try:
-            state = known[0] if known is not None else host.read(instance, afresh)
-            of_family = {family: host.knobs(instance, family) for family in wanted} if wanted else {}
-            states[uuid], counters[uuid] = state, known[1] if known is not None else state.counters
-        except VmVanished:
-            continue
-        except HostError as error:
-            errors[uuid] = str(error)
-            continue
-        for family, values in of_family.items():  # only once all were read: there is no part of a VM
-            if family is Family.MEMORY:
-                memories[uuid] = tuple(values)
-            elif family is Family.DISK:
-                disks[uuid] = tuple(values)
-            else:
-                groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
-            own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
-            of_vm = {key: value for key, value in values.items() if key.uuid != HOST_UUID}
-            apart[uuid] = {**apart.get(uuid, {}), **of_vm}
-    try:
-        times: CpuTimes | None = host.cpu_times()
-    except HostError as error:
-        times = None
-        errors["host"] = str(error)
-    batch_group: BatchGroup | None = None
-    uplinks: Mapping[int, UplinkPort] = {}
-    clocks: Mapping[int, ClockDomain] = {}
-    try:
-        batch_group, uplinks, clocks = _read_own(host, families.get(HOST_UUID, _NO_FAMILIES), own)
-    except HostError as error:
-        errors["host"] = str(error)
-    of_host = batch_group, uplinks, clocks
-    return Reading(monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, counters, *of_host)
-
-
-def _read_own(
-    host: HostPort, families: Collection[Family], own: dict[KnobKey, KnobValue]
-) -> tuple[BatchGroup | None, Mapping[int, UplinkPort], Mapping[int, ClockDomain]]:
-    """The host's batch group, uplinks and clocks; its knobs go to ``own`` as they are read. Raises HostError."""
-    for family in families:
-        own.update(host.knobs(host.itself, family))
-    return (
-        host.batch_group() if Family.BATCH_GROUP in families else None,
-        host.uplinks() if Family.NETWORK in families else {},
-        host.clocks() if Family.POWER in families else {},
-    )
-
-
-def pinned_cpus(knobs: Mapping[KnobKey, KnobValue]) -> Iterator[int]:
-    """The pCPUs that vCPUs are pinned to, one by one."""
-    for key, cpus in knobs.items():
-        if key.knob is Knob.VCPU_PIN and isinstance(cpus, frozenset) and len(cpus) == 1:
-            yield from cpus
-
-
-class Rates(NamedTuple):
-    """What a VM did since the last reading; all 0 at its first.
-
-    ``cpu_share`` is CPU time used as a fraction of the whole host, ``run_delay_share`` seconds its vCPUs waited for a
-    pCPU per second, ``vcpu_pcpus`` CPU seconds per second that each used and ``vcpu_waits`` those that each waited,
-    empty where that is not known.
-    """
-
-    cpu_share: float = 0.0
-    run_delay_share: float = 0.0
-    vcpu_pcpus: tuple[float, ...] = ()
-    vcpu_waits: tuple[float, ...] = ()
-
-
-_NO_RATES = Rates()
-_NONE: CpuSet = frozenset()
-
-
-def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
-    """The rates of a VM on a host of so many pCPUs."""
-    state, earlier = now.states[uuid], before.states.get(uuid) if before else None
-    if before is None or earlier is None or earlier.instance != state.instance:
-        return _NO_RATES
-    elapsed_ns = (now.monotonic_s - before.monotonic_s) * 1e9
-    if elapsed_ns <= 0:
-        return _NO_RATES
-    cpu_ns, run_ns, delay_ns = now.counters[uuid]
-    cpu_then_ns, run_then_ns, delay_then_ns = before.counters[uuid]
-    if state is not earlier and [vcpu.index for vcpu in state.vcpus] != [vcpu.index for vcpu in earlier.vcpus]:
-        run_then_ns, delay_then_ns = (_for_vcpus(state, earlier, then) for then in (run_then_ns, delay_then_ns))
-    cpu_share = _share(cpu_ns - cpu_then_ns, elapsed_ns * pcpus)
-    waited_ns = 0
-    used: list[float] = []
-    waits: list[float] = []
-    # Without calls: it is for each vCPU in each tick.
-    for ran_ns, ran_then_ns, delayed_ns, delayed_then_ns in zip(
-        run_ns, run_then_ns, delay_ns, delay_then_ns, strict=True
-    ):
-        wait = 0.0
-        if delayed_ns is not None and delayed_then_ns is not None and delayed_ns > delayed_then_ns:
-            waited_ns += delayed_ns - delayed_then_ns
-            wait = (delayed_ns - delayed_then_ns) / elapsed_ns
-        if ran_ns is not None and ran_then_ns is not None:
-            ran = (ran_ns - ran_then_ns) / elapsed_ns
-            used.append(0.0 if ran <= 0.0 else ran if ran < 1.0 else 1.0)
-            waits.append(wait if wait < 1.0 else 1.0)
-    if len(used) != len(state.vcpus):
-        return Rates(cpu_share, waited_ns / elapsed_ns)
-    return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used), tuple(waits))
-
-
-def _for_vcpus(state: VmState, earlier: VmState, counted_ns: Sequence[int | None]) -> list[int | None]:
-    """What was counted of each vCPU of ``earlier``, in the order of those of ``state``; None for one that is new."""
-    by_index = dict(zip([vcpu.index for vcpu in earlier.vcpus], counted_ns, strict=True))
-    return [by_index.get(vcpu.index) for vcpu in state.vcpus]
-
-
-def _share(part: float, whole: float) -> float:
-    """Between 0 and 1."""
-    return 0.0 if part <= 0 else 1.0 if part >= whole else part / whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,8 +164,8 @@ class Observer:
         specs = managed.specs
         if not specs.keys() <= reading.states.keys():
             specs = {domain: spec for domain, spec in specs.items() if domain in reading.states}
-        busy = _busy(reading, self._before)
-        busy_pcpus, interrupts = _pcpu_shares(reading, self._before, capabilities.managed_cpus)
+        busy = busy_share(reading, self._before)
+        busy_pcpus, interrupts = pcpu_shares(reading, self._before, capabilities.managed_cpus)
         snapshot = self._snapshot(limited.assignment, slots, managed, reading, now, interrupts, resources, capabilities)
         self._before = reading
         problems = (
@@ -529,34 +338,6 @@ def _served(assignment: Assignment, specs: Mapping[str, VmSpec]) -> tuple[_Serve
         mode = effective_mode(assignment.host.mode, serves.mode if serves else None, spec.mode)
         served.append(_Served(domain, spec, mode, serves.name if serves else None, part.name if part else None))
     return tuple(sorted(served, key=lambda vm: vm.spec.name))
-
-
-def _busy(now: Reading, before: Reading | None) -> float | None:
-    """Busy share of the host since the last reading; None: this is the first, which measures nothing."""
-    if before is None:
-        return None
-    if now.times is None or before.times is None:
-        return 0.0
-    total_ns = now.times.total_ns - before.times.total_ns
-    return _share(now.times.busy_ns - before.times.busy_ns, total_ns) if total_ns > 0 else 0.0
-
-
-def _pcpu_shares(now: Reading, before: Reading | None, pcpus: CpuSet) -> tuple[dict[int, float], dict[int, float]]:
-    """How much of its time each of these pCPUs was busy since the last reading, and on interrupts.
-
-    Of those that were online all the time.
-    """
-    if before is None or now.times is None or before.times is None:
-        return {}, {}
-    busy: dict[int, float] = {}
-    interrupts: dict[int, float] = {}
-    for number in sorted(now.times.pcpus.keys() & before.times.pcpus.keys() & pcpus):
-        total_ns, busy_ns, interrupts_ns = now.times.pcpus[number]
-        total_before_ns, busy_before_ns, interrupts_before_ns = before.times.pcpus[number]
-        if total_ns > total_before_ns:
-            busy[number] = _share(busy_ns - busy_before_ns, total_ns - total_before_ns)
-            interrupts[number] = _share(interrupts_ns - interrupts_before_ns, total_ns - total_before_ns)
-    return busy, interrupts
 
 
 def _until(slots: Sequence[Window], latest_s: float) -> tuple[Window, ...]:

@@ -34,7 +34,7 @@ from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.loop.batch_following import BatchFollowing
 from manager.loop.cache_reading import NOTHING_DECIDED, CacheDecided
 from manager.loop.journal import Entry, Journal
-from manager.loop.observer import Reading
+from manager.loop.reading import Reading
 from manager.model.cpus import CpuSet
 from manager.model.decision import (
     NOT_MANAGED,

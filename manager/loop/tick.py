@@ -15,16 +15,9 @@ from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.cache_reading import NOTHING, CacheResult, cache_seen
 from manager.loop.chronicle import Chronicle
 from manager.loop.journal import Journal
-from manager.loop.observer import (
-    Clock,
-    LoopSettings,
-    Observation,
-    Observer,
-    Reading,
-    read_host,
-    system_clock,
-)
+from manager.loop.observer import Clock, LoopSettings, Observation, Observer, system_clock
 from manager.loop.planner import Planned, Planner
+from manager.loop.reading import Reading, read_host
 from manager.loop.rehearsal import Preview, rehearse
 from manager.loop.resource_keeper import ResourceKeeper
 from manager.model.cpus import CpuSet

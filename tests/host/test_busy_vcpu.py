@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from manager.control.tick_means import busiest_vcpu
 from manager.host.kernel_host import KernelHost
-from manager.loop.observer import Reading, rates, read_host
+from manager.loop.rates import rates
+from manager.loop.reading import Reading, read_host
 from manager.model.decision import VmView
 from manager.model.registration import Mode, VmClass, VmSpec
 from tests.host.conftest import REAL, QemuLike, until

@@ -8,7 +8,8 @@ import pytest
 
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
-from manager.loop.observer import rates, read_host
+from manager.loop.rates import rates
+from manager.loop.reading import read_host
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance
 from manager.model.knob_spec import KnobValue
 from manager.model.knobs import Knob, KnobKey

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from manager.control.tick_means import busiest_vcpu, busy_vms, mean_vcpu
-from manager.loop.observer import Reading, rates
+from manager.loop.rates import rates
+from manager.loop.reading import Reading
 from manager.model.decision import VmView
 from manager.model.host import CpuCounters, VcpuState, VmInstance, VmState
 from manager.model.records import VcpuTick
