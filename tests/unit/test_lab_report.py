@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from io import StringIO
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -13,12 +14,13 @@ from deploy.lab.demo.demo_report import (
     PhaseResult,
     batch_lost_to,
     print_report,
+    print_verdicts,
     request_costs,
     to_json,
     verdicts,
     warp_brought,
 )
-from deploy.lab.demo.measure import CpuUse, DemoMeasurement, ServiceUse
+from deploy.lab.demo.measure import CpuReading, CpuUse, DemoMeasurement, Meter, ServiceUse
 from deploy.lab.demo.originals import differences
 from deploy.lab.demo.scene import PHASES, BatchShape, parse_shape, phases_scene
 from deploy.lab.demo.turns import merged
@@ -50,6 +52,7 @@ def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: f
         "batch_pcpus": 1.0,
         "critical_pcpus": 0.8,
         "outside_cpu_share": 0.1,
+        "stolen_cpu_share": 0.0,
         "load_generators_cpu_share": 0.17,
     }
 
@@ -119,6 +122,7 @@ def test_differences_name_what_changed_appeared_and_went() -> None:
 
 def test_turns_are_one_measurement() -> None:
     def turn(times_us: list[float], late_us: float, errors: dict[str, int], host_share: float) -> DemoMeasurement:
+        stolen_share = (1 - host_share) / 5
         services = {"memcached": ServiceUse(host_share / 2, 100 * host_share)}
         buckets = {str(bucket): count for bucket, count in Histogram.of(times_us).buckets.items()}
         load = {
@@ -130,7 +134,7 @@ def test_turns_are_one_measurement() -> None:
             "lateness": {"p99_us": late_us},
             "cpu_share": 0.1,
         }
-        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5, 0.4, services))
+        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5, 0.4, services, stolen_share))
 
     both = merged([turn([1000] * 90, 900, {"refused": 1}, 1.0), turn([9000] * 10, 100, {}, 0.5)])
     [load] = both.loads.values()
@@ -139,7 +143,28 @@ def test_turns_are_one_measurement() -> None:
     assert (load["rate_rps"], load["sent"], load["errors"]) == (50, 100, {"refused": 1})
     assert load["client_limited"], "in one turn is enough"
     assert load["lateness"]["p99_us"] == 900
-    assert both.use == CpuUse(0.75, 0.1, 1.5, 0.4, {"memcached": ServiceUse(0.375, 75)})
+    assert both.use == CpuUse(0.75, 0.1, 1.5, 0.4, {"memcached": ServiceUse(0.375, 75)}, 0.05)
+
+
+def test_stolen_time_is_no_other_programs() -> None:
+    scene = phases_scene(BatchShape(1, 1))
+    meter = Meter(scene, MagicMock())
+    sleeps = dict.fromkeys((service.name for service in scene.services), 0)
+    idle_s = dict.fromkeys((vm.name for vm in scene.vms), 0.0)
+    before = CpuReading(0, 0, 0, 0, 0, idle_s, sleeps, 5)
+    after = CpuReading(10, 18, 20, 18, 20, idle_s | {scene.batch[0].name: 15.0}, sleeps, 7)
+    use = meter.use(before, after)
+    assert (use.stolen_share, use.outside_share) == pytest.approx((0.1, 0.05))
+
+
+@pytest.mark.parametrize(("stolen_share", "trusted"), [(0.01, True), (0.13, False)])
+def test_a_run_on_a_machine_whose_cpus_are_taken_away_is_not_to_be_trusted(stolen_share: float, trusted: bool) -> None:
+    out = StringIO()
+    part = {**GOOD[3], "stolen_cpu_share": stolen_share}
+    result = {"load_cpus": [0, 1], "restored": True}
+    print_verdicts(Console(file=out, width=160), result, {"protected": part}, [])
+    told = "protected: 13 % of the CPUs' time went to other virtual machines: do not trust this run"
+    assert (told in out.getvalue()) is not trusted
 
 
 def warped(p95_us: float, vms: int = 2) -> list[dict[str, Any]]:

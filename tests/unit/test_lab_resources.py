@@ -66,6 +66,7 @@ def phase(name: str, p95_ms: float | None, knobs: Sequence[str] = ()) -> dict[st
         "client_limited": False,
         "load_generators_cpu_share": 0.1,
         "outside_cpu_share": 0.1,
+        "stolen_cpu_share": 0.0,
         "host_cpu_share": 0.9,
         "antagonist_per_s": 300.0,
         "knobs": list(knobs),

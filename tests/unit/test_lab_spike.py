@@ -77,6 +77,7 @@ def run(policy: str, calm: tuple[float, float], spiking: tuple[float, float], ho
         "host_cpu_share": [host, host],
         "batch_cpu_share": [0.2, 0.2],
         "outside_cpu_share": 0.05,
+        "stolen_cpu_share": 0.0,
         "load_generators_cpu_share": 0.03,
     }
 

@@ -145,6 +145,7 @@ def joined(
         "host_share": _over_turns([[place.host_share for place in turn.cpu] for turn in turns]),
         "host_cpu_share": round(measured.use.host_share, 4),
         "outside_cpu_share": round(measured.use.outside_share, 4),
+        "stolen_cpu_share": round(measured.use.stolen_share, 4),
         "load_generators_cpu_share": round(sum(load["cpu_share"] for load in measured.loads.values()), 4),
         "late_after_s": [round(turn.late_s - turn.changed_s, 2) for turn in turns],
         "steps": [dict(counts) for counts in steps],

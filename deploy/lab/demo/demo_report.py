@@ -18,6 +18,7 @@ MAX_P95_OF_ALONE, MAX_P99_OF_ALONE = 1.3, 1.5
 MIN_BATCH_OF_WEIGHTED = 0.95
 FULL_SHARE = 0.95
 MAX_FOREIGN_SHARE = 0.1
+MAX_STOLEN_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class PhaseResult:
             "batch_pcpus": round(self.measured.use.batch_rate, 4),
             "critical_pcpus": round(self.measured.use.critical_rate, 4),
             "outside_cpu_share": round(self.measured.use.outside_share, 4),
+            "stolen_cpu_share": round(self.measured.use.stolen_share, 4),
             "warp": self.warp and {key: self.warp[key] for key in ("mechanism", "detail", "vms")},
             "load_generators_cpu_share": round(sum(load["cpu_share"] for load in loads.values()), 4),
         }
@@ -248,6 +250,9 @@ def print_verdicts(
         foreign = part["outside_cpu_share"] - part["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
         if foreign > MAX_FOREIGN_SHARE:
             console.print(f"{name}: {percent(foreign)} of the CPUs went to other programs: do not trust this run")
+        if part["stolen_cpu_share"] > MAX_STOLEN_SHARE:
+            stolen = percent(part["stolen_cpu_share"])
+            console.print(f"{name}: {stolen} of the CPUs' time went to other virtual machines: do not trust this run")
     for holds, text in found:
         console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
     if result["restored"]:

@@ -30,7 +30,8 @@ _TICKS_PER_S = 100
 class CpuReading:
     """CPU times since boot, in seconds: of the managed pCPUs (busy, total), all pCPUs, and each VM.
 
-    ``sleeps``: how often vCPUs of each service's VM went to sleep.
+    ``sleeps``: how often vCPUs of each service's VM went to sleep. ``stolen_s``: what the pCPUs were ready for, but had
+    not, because this machine is a virtual one itself (proc_stat(5)); it counts as busy.
     """
 
     at_s: float
@@ -40,6 +41,7 @@ class CpuReading:
     total_s: float
     vms_s: Mapping[str, float]
     sleeps: Mapping[str, int]
+    stolen_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class ServiceUse:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """What happened between two readings. Shares are of the managed pCPUs' time, ``outside_share`` of all pCPUs'.
+    """What happened between two readings. Shares are of the managed pCPUs' time, ``outside_share`` and
+    ``stolen_share`` of all pCPUs', the second no part of the first.
 
     ``batch_rate`` and ``critical_rate`` are CPU seconds per second of the batch VMs and of the others.
     """
@@ -62,6 +65,7 @@ class CpuUse:
     batch_rate: float
     critical_rate: float
     services: Mapping[str, ServiceUse] = field(default_factory=dict)
+    stolen_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Meter:
         vms_s = {name: domain.info()[4] / 1e9 for name, domain in self._domains.items()}
         if self._scene.late:
             vms_s[self._scene.late.name] = self._late_s(self._scene.late.name)
-        managed_busy = managed_total = busy = total = 0.0
+        managed_busy = managed_total = busy = total = stolen = 0.0
         for line in Path("/proc/stat").read_text().splitlines():
             name, *fields = line.split()
             if not name.startswith("cpu") or name == "cpu":
@@ -94,22 +98,24 @@ class Meter:
             spent, idle = sum(ticks) / _TICKS_PER_S, (ticks[3] + ticks[4]) / _TICKS_PER_S
             total += spent
             busy += spent - idle
+            stolen += ticks[7] / _TICKS_PER_S
             if int(name[3:]) in self._scene.managed_cpus:
                 managed_total += spent
                 managed_busy += spent - idle
         sleeps = {service.name: vcpu_sleeps(service.vm.name) for service in self._scene.services}
-        return CpuReading(time.monotonic(), managed_busy, managed_total, busy, total, vms_s, sleeps)
+        return CpuReading(time.monotonic(), managed_busy, managed_total, busy, total, vms_s, sleeps, stolen)
 
     def use(self, before: CpuReading, after: CpuReading) -> CpuUse:
         """What happened between two readings."""
         elapsed_s = after.at_s - before.at_s
         used_s = {name: after.vms_s[name] - before.vms_s[name] for name in after.vms_s}
         busy_s, total_s = after.busy_s - before.busy_s, after.total_s - before.total_s
+        stolen_s = after.stolen_s - before.stolen_s
         batch_s = sum(used_s.values()) - sum(used_s[service.vm.name] for service in self._scene.services)
         return CpuUse(
             host_share=(after.managed_busy_s - before.managed_busy_s)
             / (after.managed_total_s - before.managed_total_s),
-            outside_share=max(busy_s - sum(used_s.values()), 0.0) / total_s,
+            outside_share=max(busy_s - stolen_s - sum(used_s.values()), 0.0) / total_s,
             batch_rate=batch_s / elapsed_s,
             critical_rate=(sum(used_s.values()) - batch_s) / elapsed_s,
             services={
@@ -119,6 +125,7 @@ class Meter:
                 )
                 for service in self._scene.services
             },
+            stolen_share=stolen_s / total_s,
         )
 
     def _late_s(self, name: str) -> float:

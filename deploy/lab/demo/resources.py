@@ -156,6 +156,7 @@ def joined(turns: Sequence[ResourceTurn]) -> dict[str, Any]:
         "client_limited": any(turn.client_limited for turn in turns),
         "load_generators_cpu_share": round(sum(turn.client_cpu for turn in turns) / count, 4),
         "outside_cpu_share": round(sum(turn.use.outside_share for turn in turns) / count, 4),
+        "stolen_cpu_share": round(sum(turn.use.stolen_share for turn in turns) / count, 4),
         "host_cpu_share": round(sum(turn.use.host_share for turn in turns) / count, 4),
         "antagonist_per_s": round(sum(turn.antagonist_per_s for turn in turns) / count, 1),
         "knobs": list(turns[-1].knobs),

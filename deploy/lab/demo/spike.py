@@ -184,6 +184,7 @@ def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[st
         "batch_cpu_share": [round(sum(used[vm.name] for vm in stage.scene.batch), 4) for used in vms_s],
         "host_cpu_share": [round(use.host_share, 4) for use in uses],
         "outside_cpu_share": round(measured.use.outside_share, 4),
+        "stolen_cpu_share": round(measured.use.stolen_share, 4),
         "load_generators_cpu_share": round(sum(load["cpu_share"] for load in measured.loads.values()), 4),
     }
 

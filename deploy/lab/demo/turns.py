@@ -22,6 +22,7 @@ def merged(turns: Sequence[DemoMeasurement]) -> DemoMeasurement:
         fmean(use.batch_rate for use in uses),
         fmean(use.critical_rate for use in uses),
         {name: _mean_use([use.services[name] for use in uses]) for name in uses[0].services},
+        fmean(use.stolen_share for use in uses),
     )
     return DemoMeasurement(loads, use)
 
