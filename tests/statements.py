@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
+from manager.store import by_driver
 from manager.store.database import Database
 
 
@@ -30,16 +31,25 @@ def counted(database: Database) -> Iterator[Counted]:
         count.rows += max(cursor.rowcount, 0)
 
     def changed(*given: Any) -> int:
+        rows = change(*given)
         count.statements += 1
-        rows = by_driver(*given)
         count.rows += rows
         return rows
 
-    engine, by_driver = database._engine, database._change_by_driver
+    def driven(connection: Connection, *given: Any) -> Any:
+        cursor = execute(connection, *given)
+        if connection.engine.pool is engine.pool:
+            executed(connection, cursor)
+        return cursor
+
+    engine, change, execute = database._engine, database._change_by_driver, by_driver._execute
     event.listen(engine, "after_cursor_execute", executed)
-    database._change_by_driver = changed  # type: ignore[method-assign] # SQLAlchemy has no part in these
+    # SQLAlchemy has no part in these.
+    database._change_by_driver = changed  # type: ignore[method-assign]
+    by_driver._execute = driven
     try:
         yield count
     finally:
         event.remove(engine, "after_cursor_execute", executed)
         del database._change_by_driver
+        by_driver._execute = execute

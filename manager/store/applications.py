@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from manager.errors import Conflict, InvalidRequest
 from manager.model.registration import Application, Sla, Tier
 from manager.model.source import SOURCES
+from manager.store.by_driver import rows_of
 from manager.store.models import ApplicationRow, PastApplicationRow, TierRow, TierVmRow, VmRow
 from manager.store.registrations import Precondition, find, get, not_found, replace, touch
 from manager.store.row_writes import among, has_arrays
@@ -164,7 +165,7 @@ def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRo
 
 def keep_applications(session: Session, numbers: Collection[int]) -> dict[str, int]:
     """Row numbers by name of those applications that still are there, and stay until the transaction's end."""
-    return {row.name: row.id for row in session.execute(_locked(has_arrays(session)), {"numbers": sorted(numbers)})}
+    return dict(rows_of(session, _locked(has_arrays(session)), {"numbers": sorted(numbers)}))
 
 
 @cache

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from sqlalchemy import (
     Engine,
     NullPool,
     PoolProxiedConnection,
+    Select,
     Update,
     case,
     create_engine,
@@ -44,6 +46,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.private import make_file
 from manager.sqlite_files import Damage, is_broken
+from manager.store.by_driver import failure_of, rows_of, text_of
 from manager.store.host_models import RevisionRow
 from manager.store.models import Base
 from manager.store.recovery import mark, recover_database
@@ -81,7 +84,6 @@ class Database:
         alone = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
         self._alone = self._engine.execution_options(**alone)
         self._askers = sessionmaker(self._alone, expire_on_commit=False)
-        self._texts: dict[Update, str] = {}
         self._writers = sessionmaker(_immediate(self._engine), expire_on_commit=False)
 
     @contextmanager
@@ -126,7 +128,7 @@ class Database:
             driver: Any = pooled.driver_connection
             driver.autocommit = True  # no transaction around it, which would be two statements more
             try:
-                changed: int = driver.execute(self._text_of(statement), given).rowcount
+                changed: int = driver.execute(text_of(statement, self._engine.dialect), given).rowcount
             finally:
                 if not driver.closed:
                     driver.autocommit = False
@@ -134,17 +136,11 @@ class Database:
             if pooled is not None and driver.closed:
                 pooled.invalidate(error)
                 self._engine.dispose()  # the server has gone, and so have the others that are idle
-            raise DBAPIError.instance(None, None, error, failed, hide_parameters=True) from error
+            raise failure_of(self._engine.dialect, error) from error
         finally:
             if pooled is not None:
                 pooled.close()
         return changed
-
-    def _text_of(self, statement: Update) -> str:
-        text = self._texts.get(statement)
-        if text is None:
-            text = self._texts[statement] = str(statement.compile(dialect=self._engine.dialect))
-        return text
 
     @contextmanager
     def registering(self) -> Iterator[Session]:
@@ -286,7 +282,12 @@ def registration_revision(session: Session) -> int:
     It is the time of the last one in microseconds, so that no number recurs, not even in a restored database: what was
     cached by it would be outdated.
     """
-    return session.scalar(select(RevisionRow.number)) or 0
+    return next((int(number) for (number,) in rows_of(session, _revision(), {})), 0)
+
+
+@cache
+def _revision() -> Select[int]:
+    return select(RevisionRow.number)
 
 
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:

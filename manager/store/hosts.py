@@ -8,11 +8,25 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, String, and_, bindparam, delete, func, literal, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    String,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import Session, aliased, defer
 
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
+from manager.store.by_driver import rows_of
 from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
@@ -75,9 +89,14 @@ def put_shares(
     False: the host has statuses of other VMs than these. ``here``: those that it has; None: not known.
     """
     if here is None:
-        here = frozenset(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
+        here = frozenset(vm for (vm,) in rows_of(session, _vms_on(), {"here": host.id}))
     set_shares(host, shares, here - shares.keys(), now)
     return here == shares.keys()
+
+
+@cache
+def _vms_on() -> Select[str]:
+    return select(VmStatusRow.vm).where(VmStatusRow.host_id == bindparam("here", type_=Integer()))
 
 
 def statuses_on(session: Session, host: HostRow) -> list[str]:

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Select, String, bindparam, select
 from sqlalchemy.orm import Session
 
 from manager.model.packed_records import moment_of
+from manager.store.by_driver import rows_of
 from manager.store.event_records import END
 from manager.store.models import UtcDateTime
 from manager.store.pack_models import PackRow
@@ -52,7 +53,8 @@ def number_of(row: int, place: int) -> int:
 def bodies_around(session: Session, table: type[PackRow], host: str, times: Sequence[PackTimes]) -> Sequence[bytes]:
     """The bodies of a host's rows that may hold what is reported now."""
     first, last = (moment_of(end(time.claimed_us for time in times)) for end in (min, max))
-    return session.scalars(_around(table), {"host": host, "first": first, "last": last}).all()
+    rows = rows_of(session, _around(table), {"host": host, "first": first, "last": last})
+    return [body for (body,) in rows]
 
 
 @cache

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, Connection, Table, any_, bindparam, column, func, inspect, select
+from sqlalchemy import ARRAY, ColumnElement, Table, any_, bindparam, column, func, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from manager.store.by_driver import rows_of
 from manager.store.models import Base
 
 Condition = Callable[[Any], ColumnElement[bool]]
@@ -38,7 +39,7 @@ def upsert(
     if rows:
         arrays = has_arrays(session)
         statement = _upsert(arrays, table, tuple(rows[0]), tuple(keys), where)
-        _connection(session).execute(statement, _parameters(table, rows, arrays))
+        rows_of(session, statement, _parameters(table, rows, arrays))
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]], *keys: str) -> int:
@@ -50,7 +51,7 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, 
         return 0
     arrays = has_arrays(session)
     statement = _insert_new(arrays, table, tuple(rows[0]), keys)
-    return len(_connection(session).execute(statement, _parameters(table, rows, arrays)).all())
+    return len(rows_of(session, statement, _parameters(table, rows, arrays)))
 
 
 @lru_cache(_REMEMBERED)
@@ -88,16 +89,6 @@ def _parameters(table: type[Base], rows: Sequence[Mapping[str, Any]], arrays: bo
     if arrays:
         return {key: [row[name] for row in rows] for name, key in keys.items()}
     return [{key: row[name] for name, key in keys.items()} for row in rows]
-
-
-def _connection(session: Session) -> Connection:
-    """That of a session, which goes without the session's own work for a statement: there is no object to be made of.
-
-    New objects of it are written before, as rows may refer to theirs.
-    """
-    if session.new:
-        session.flush()
-    return session.connection()
 
 
 def among(numbers: ColumnElement[Any] | InstrumentedAttribute[Any], name: str, arrays: bool) -> ColumnElement[bool]:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest
 from manager.model.fields import NAME_MAX
 from manager.store.access_models import TokenRow
+from manager.store.by_driver import rows_of
 from manager.store.database import Database
 from manager.store.models import Json, UtcDateTime
 from manager.store.registrations import delete, find, page, refuse_bad_host, refuse_bad_name
@@ -168,7 +169,7 @@ def authenticate_hash(database: Database, secret_hash: str, now: datetime) -> Pr
 
 def is_valid(session: Session, secret_hash: str, now: datetime) -> bool:
     """Whether a token whose secret has this hash lasts ``now``."""
-    return session.scalar(_valid(), {"secret_hash": secret_hash, "now": now}) is not None
+    return bool(rows_of(session, _valid(), {"secret_hash": secret_hash, "now": now}))
 
 
 @cache

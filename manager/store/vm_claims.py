@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from manager.control.claim_rules import Foul, HeldVm, RegisteredVm, claim_text, foul, is_alarm
 from manager.model.records import Severity
+from manager.store.by_driver import rows_of
 from manager.store.database import insert_for
 from manager.store.event_records import store_events
 from manager.store.host_models import ClaimRow
@@ -134,7 +135,7 @@ class _Status(NamedTuple):
 
 def _statuses(session: Session, host: HostRow, names: Collection[str]) -> list[_Status]:
     """The statuses of the VMs of a host, and of VMs of these names."""
-    rows = session.execute(_status_query(has_arrays(session)), {"here": host.id, "names": sorted(names)})
+    rows = rows_of(session, _status_query(has_arrays(session)), {"here": host.id, "names": sorted(names)})
     return [_Status(*row) for row in rows]
 
 

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
 from manager.model.window import Ready, Window, merge
+from manager.store.by_driver import rows_of
 from manager.store.live_plane import live_windows
 from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
 from manager.store.pack_models import WindowPackRow
@@ -162,7 +163,7 @@ def measured_by_others(
         return {}
     found: dict[int, set[str]] = {}
     query = _others(has_arrays(session))
-    for number, origin in session.execute(query, {"numbers": sorted(numbers), "host": host, "since": since}):
+    for number, origin in rows_of(session, query, {"numbers": sorted(numbers), "host": host, "since": since}):
         found.setdefault(number, set()).add(origin)
     return {number: frozenset(origins) for number, origins in found.items()}
 
