@@ -148,6 +148,40 @@ def test_a_live_report_is_one_statement(fleet: Api) -> None:
     assert asked.statements == begin + 1
 
 
+_COMMITS = """
+    ALTER DATABASE "{name}" SET synchronous_commit = on;
+    CREATE TABLE commits (setting text);
+    CREATE FUNCTION note_commit() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN INSERT INTO commits VALUES (current_setting(''synchronous_commit'')); RETURN NULL; END';
+    CREATE TRIGGER note_commit AFTER UPDATE ON hosts FOR EACH ROW EXECUTE FUNCTION note_commit();
+"""
+_AS_BEFORE = """
+    ALTER DATABASE "{name}" RESET synchronous_commit;
+    DROP FUNCTION note_commit CASCADE;
+    DROP TABLE commits;
+"""
+
+
+@pytest.mark.parametrize("fleet", ["postgresql"], indirect=True)
+def test_a_live_report_waits_for_no_disk_and_all_else_does(fleet: Api) -> None:
+    database = fleet.database
+    name = str(database.url.database)
+    database.close()
+    with database.writing() as session:
+        session.connection().exec_driver_sql(_COMMITS.format(name=name))
+    database.close()  # new connections have the setting
+    try:
+        for body in (live(), report(ticks=[tick_of(0)]), live()):
+            send(fleet, body)
+        with database.reading() as session:
+            commits = session.connection().exec_driver_sql("SELECT setting FROM commits").scalars().all()
+        assert commits == ["off", "on", "off"]
+    finally:
+        with database.writing() as session:
+            session.connection().exec_driver_sql(_AS_BEFORE.format(name=name))
+        database.close()
+
+
 def revoke(api: Api) -> None:
     [name] = [token["name"] for token in api.ok("GET", "/tokens")["items"] if token["host"] == HOST]
     api.ok("DELETE", f"/tokens/{name}")
