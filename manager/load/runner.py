@@ -131,11 +131,9 @@ def _no_collections() -> Iterator[None]:
     """Without garbage collections, which would stop the loop for milliseconds; the loop leaves no cycles behind."""
     was_enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
         if was_enabled:
             gc.enable()

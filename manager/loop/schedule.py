@@ -90,9 +90,8 @@ def postpone_garbage() -> None:
 
 
 def collect_as_usual() -> None:
-    """Undo ``postpone_garbage``."""
+    """Collect by itself again. What existed before is still not walked: some of it may have been left out by others."""
     gc.enable()
-    gc.unfreeze()
 
 
 def _collect() -> None:

@@ -346,6 +346,7 @@ def garbage_postponed() -> Iterator[None]:
         yield
     finally:
         collect_as_usual()
+        gc.unfreeze()
 
 
 def alternate(wanted: Assignment, number: int) -> Assignment:

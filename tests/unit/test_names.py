@@ -23,9 +23,8 @@ def test_no_two_modules_have_the_same_name() -> None:
 
 
 def test_no_two_classes_have_the_same_name() -> None:
-    trees = [(path, ast.parse(path.read_text())) for path in FILES]
-    classes = [(node.name, path) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    assert twice(classes) == {}
+    parsed = ((path, ast.walk(ast.parse(path.read_text()))) for path in FILES)  # one at a time: trees are large
+    assert twice((node.name, path) for path, nodes in parsed for node in nodes if isinstance(node, ast.ClassDef)) == {}
 
 
 def test_a_name_that_is_used_twice_is_found() -> None:
