@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -21,9 +22,21 @@ from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 from manager.model.host import VmInstance
 from tests.host.tree import Tree
 
+if TYPE_CHECKING:
+    from tests.host.wire import LoadedTap
+
 REAL = HostPaths(Path("/"))
 DEADLINE_S = 60.0
 CHILD_GROUPS = ("emulator", "vcpu0", "vcpu1")
+
+
+@pytest.fixture(scope="session")
+def loaded_tap() -> Iterator[LoadedTap]:
+    """See ``tests.host.wire``."""
+    from tests.host.wire import LoadedTap
+
+    with contextlib.ExitStack() as stack:
+        yield LoadedTap(stack)
 
 
 @pytest.fixture

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import pytest
 
+from manager.host.taps import TapProgram
+from tests.host.conftest import REAL
 from tests.host.packets import RST, Connection
 from tests.host.wire import GET, INTERFACE, NEEDS_BPF, OK, PAUSE_S, Wire, wire
 
@@ -53,10 +56,11 @@ def test_a_service_that_is_not_there_yet(wire: Wire) -> None:
     assert counts.read() == [(1, 1, 1, 0), (0, 0, 0, 0)]
 
 
-def test_counts_can_be_read_when_the_program_is_closed(wire: Wire) -> None:
-    wire.turn(wire.accept(Connection()))
-    counts = wire.program.answers([PLACE])
-    wire.program.close()
+def test_counts_can_be_read_when_the_program_is_closed() -> None:
+    with closing(TapProgram(REAL)) as program:
+        wire = Wire(program)
+        wire.turn(wire.accept(Connection()))
+        counts = wire.program.answers([PLACE])
     assert counts.read() == [(1, 1, 1, 0)]
 
 

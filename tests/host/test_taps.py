@@ -335,9 +335,11 @@ def test_how_long_the_guests_kernel_takes_to_accept(wire: Wire) -> None:
     assert (wire.seen.handshakes.percentile_us(50) or 0) >= PAUSE_S * 1e6 * (1 - 2 * RELATIVE_ERROR)
     wire.to_guest(Connection(client_port=40_002).to_guest(flags=SYN))
     time.sleep(PAUSE_S)
+    begun_s = time.monotonic()
     wire.accept(Connection(client_port=40_002, sent=77))
+    accepted_s = time.monotonic()  # on a busy machine later than a pause
     assert wire.seen.handshakes.count == 2
-    assert (wire.seen.handshakes.percentile_us(1) or 0) < PAUSE_S * 1e6 / 2
+    assert (wire.seen.handshakes.percentile_us(1) or 0) <= (accepted_s - begun_s) * 1e6 * (1 + 2 * RELATIVE_ERROR)
     assert wire.seen.times.count == 0
 
 
@@ -443,9 +445,10 @@ def any_left(programs: set[str]) -> bool:
 @pytest.mark.parametrize("way", TapWay)
 def test_it_sees_a_real_connection_until_it_is_closed(way: TapWay) -> None:
     """On the loopback, of which both directions are seen."""
+    others = programs_of("self")
     with socket.create_server(("127.0.0.1", 0)) as server, closing(TapProgram(REAL, ways=[way])) as program:
         assert program.attach(INTERFACE) is way
-        programs = programs_of("self")
+        programs = programs_of("self") - others
         assert any_left(programs)
         port = server.getsockname()[1]
         serving = threading.Thread(target=serve_one, args=(server,))
