@@ -6,11 +6,11 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,14 +22,11 @@ from manager.model.registration import HostSpec
 from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
 from manager.store.models import EventRow, HostRow
+from tests.plain_http import plain_client
+from tests.ports import reserved_ports
 
 _PATIENCE_S = 120
 _PERIOD_S = 60
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Managers:
@@ -40,9 +37,11 @@ class Managers:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._url = url
         self._folder = folder
+        self._stack = ExitStack()
+        self._http = self._stack.enter_context(plain_client())
 
     def start(self) -> int:
-        port = free_port()
+        [port] = self._stack.enter_context(reserved_ports(1))
         settings = {"database_url": self._url, "listen_port": port, "state_dir": self._folder, "interval_s": 0.5}
         settings |= {"workers": 1}
         given = {f"EQUIPOISE_{name.upper()}": str(value) for name, value in settings.items()}
@@ -54,7 +53,7 @@ class Managers:
     def answers(self, port: int) -> bool:
         assert self.processes[port].poll() is None, "it ended"
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/api/v1/health").is_success
+            return self._http.get(f"http://127.0.0.1:{port}/api/v1/health").is_success
         except httpx.TransportError:
             return False
 
@@ -63,7 +62,7 @@ class Managers:
         found: dict[str, int] = {}
         for port, process in self.processes.items():
             if process.poll() is None:
-                page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+                page = self._http.get(f"http://127.0.0.1:{port}/metrics").text
                 for result, count in re.findall(rf'equipoise_jobs_total{{job="{job}",result="(\w+)"}} (\S+)', page):
                     found[result] = found.get(result, 0) + int(float(count))
         return found
@@ -79,6 +78,14 @@ class Managers:
             query = select(EventRow.kind).where(EventRow.host == host).order_by(EventRow.at, EventRow.id)
             return list(session.scalars(query))
 
+    def close(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+            process.wait(30)
+        self._stack.close()
+        self.database.close()
+
 
 def wait(done: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
@@ -91,11 +98,7 @@ def wait(done: Callable[[], bool]) -> None:
 def managers(new_url: Callable[[str], str], tmp_path: Path) -> Iterator[Managers]:
     made = Managers(new_url("postgresql"), tmp_path)
     yield made
-    for process in made.processes.values():
-        if process.poll() is None:
-            process.terminate()
-        process.wait(30)
-    made.database.close()
+    made.close()
 
 
 def test_two_managers_do_each_job_once_and_one_goes_on_when_the_other_is_killed(managers: Managers) -> None:

@@ -29,7 +29,7 @@ from manager.sim.scenario_files import load_scenario
 from manager.store.database import open_database
 from manager.store.tokens import Role
 from tests.chaos.relay import Relay
-from tests.e2e.service import free_ports
+from tests.ports import reserved_ports
 from tests.postgres import PostgresServer, postgres_server
 
 DEADLINE_S = 60.0
@@ -102,7 +102,7 @@ class Site:
     ) -> None:
         self.folder, self.network, self._server = folder, network, server
         self.url = server.create(f"chaos-{secrets.token_hex(4)}")
-        self.port, agent_port = free_ports(2)
+        self.port, agent_port = stack.enter_context(reserved_ports(2))
         self.relay = Relay(network.address if network else "127.0.0.1", self.port)
         stack.callback(self.relay.close)
         stack.callback(self._kill_all)

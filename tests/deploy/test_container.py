@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from manager.settings import load_settings
 from tests.deploy.test_proxy import process, until_it_listens
 from tests.deploy.units import TOP
+from tests.ports import reserved_ports
 
 TEXT = (TOP / "deploy/container/Containerfile").read_text()
 
@@ -72,13 +72,12 @@ def test_its_settings_are_taken_and_what_it_copies_exists() -> None:
 
 
 def test_the_health_check_tells_a_manager_that_answers_from_none(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     python, *arguments = health_check()
     assert python == "python"
-    command = [sys.executable, *(one.replace(":8750/", f":{port}/") for one in arguments)]
-    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
     with ExitStack() as stack:
+        [port] = stack.enter_context(reserved_ports(1))
+        command = [sys.executable, *(one.replace(":8750/", f":{port}/") for one in arguments)]
+        assert subprocess.run(command, capture_output=True, check=False).returncode != 0
         stack.enter_context(
             process(
                 [sys.executable, "-m", "manager.cli", "manager"],

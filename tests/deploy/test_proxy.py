@@ -23,17 +23,12 @@ import pytest
 from manager.store.database import open_database
 from manager.store.tokens import Role, create_token
 from tests.deploy.units import TOP
+from tests.ports import reserved_ports
 
 SAMPLE = TOP / "deploy/nginx/equipoise.conf"
 NAME = "equipoise.example.org"
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 def configured(folder: Path, http: int, https: int, managers: list[int]) -> Path:
@@ -127,9 +122,9 @@ def site(new_url: Callable[[str], str], tmp_path: Path) -> Iterator[Site]:
             role: create_token(session, f"the-{role}", role, None, datetime.now(UTC))[1] for role in (Role.ADMIN,)
         }
     database.close()
-    http, https, *ports = free_ports(4)
     command = [sys.executable, "-m", "manager.cli", "manager"]
     with ExitStack() as stack:
+        http, https, *ports = stack.enter_context(reserved_ports(4))
         managers = [
             stack.enter_context(
                 process(
@@ -152,9 +147,10 @@ def site(new_url: Callable[[str], str], tmp_path: Path) -> Iterator[Site]:
 
 
 def test_nginx_takes_the_sample(tmp_path: Path) -> None:
-    configuration = configured(tmp_path, *free_ports(2), free_ports(2))
-    command = ["nginx", "-t", "-c", configuration, "-p", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with reserved_ports(4) as (http, https, *managers):
+        configuration = configured(tmp_path, http, https, managers)
+        command = ["nginx", "-t", "-c", configuration, "-p", tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "[warn]" not in done.stderr
 

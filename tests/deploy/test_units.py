@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,8 @@ from manager.host.registry import (
     SWAPPINESS_FILE,
 )
 from tests.deploy.units import FOLDER, SERVICES, TOP, allowed_calls, capabilities, limited, values
+from tests.plain_http import plain_client
+from tests.ports import reserved_ports
 
 OPERATIONS = (TOP / "docs/how-to/deployment.md").read_text()
 NOBODY = 65534
@@ -50,6 +51,12 @@ def place() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_ports(1) as [one]:
+        yield one
 
 
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
@@ -198,13 +205,11 @@ def environment(**settings: str) -> dict[str, str]:
 
 
 @as_root
-def test_the_manager_serves_with_no_privilege_by_the_calls_it_may_make(place: Path) -> None:
+def test_the_manager_serves_with_no_privilege_by_the_calls_it_may_make(place: Path, port: int) -> None:
     state, trace = place / "state", place / "trace"
     for folder in (state, trace):
         folder.mkdir()
         os.chown(folder, NOBODY, NOBODY)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     drop = [*limited("equipoise-manager.service"), "--inh-caps=-all", f"--reuid={NOBODY}", f"--regid={NOBODY}"]
     traced = ["strace", "-f", "-qq", "-o", str(trace / "calls")]
     manager = subprocess.Popen(
@@ -229,13 +234,14 @@ def test_the_manager_serves_with_no_privilege_by_the_calls_it_may_make(place: Pa
 
 
 def _answered(url: str, process: subprocess.Popen[str]) -> httpx.Response:
-    for _ in range(600):
-        if process.poll() is not None:
-            break
-        try:
-            return httpx.get(url)
-        except httpx.TransportError:
-            time.sleep(0.1)
+    with plain_client() as client:
+        for _ in range(600):
+            if process.poll() is not None:
+                break
+            try:
+                return client.get(url)
+            except httpx.TransportError:
+                time.sleep(0.1)
     raise AssertionError(f"no answer: {_ended(process)}")
 
 

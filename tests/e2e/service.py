@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,19 +20,13 @@ from manager.protocol.client import ManagerClient
 from manager.sim.scenario_files import load_scenario
 from manager.store.database import open_database
 from manager.store.tokens import Role
+from tests.ports import reserved_ports
 
 DEADLINE_S = 60.0
 HOST = "sim1"
 PASSWORD = "correct horse battery"
 USERS = {"viewer": "vera", "operator": "otto", "admin": "ada"}
 """Somebody of each role."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Service:
@@ -53,7 +46,8 @@ class Service:
         """Nothing runs yet. ``scenario`` names one, or its file; empty: there is no agent. ``more``: other settings."""
         self.folder, self.scenario, self.host, self.interval_s, self.speed = folder, scenario, host, interval_s, speed
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.port, agent_port = free_ports(2)
+        self._reserved = contextlib.ExitStack()
+        self.port, agent_port = self._reserved.enter_context(reserved_ports(2))
         self.url = f"http://127.0.0.1:{self.port}"
         given = {
             "state_dir": folder / "state",
@@ -106,6 +100,7 @@ class Service:
         """End what still runs."""
         for command in reversed(list(self._processes)):
             self.stop(command)
+        self._reserved.close()
 
     def prepare(self, *, registered: bool = True) -> None:
         """What `equipoise run` does before it starts the agent: tables, tokens, registrations; starts the manager."""

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from manager.cli.main import main
 from manager.model.packed_records import moment_of, unpack_ticks
 from tests.e2e.service import HOST, Service
+from tests.plain_http import plain_client
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 pytestmark = [
@@ -81,6 +82,7 @@ class Clocked(Service):
         }
         self.hung = folder / "hang"
         (folder / "sitecustomize.py").write_text(HANGING.format(file=str(self.hung)))
+        self._http = plain_client()
         self.agent_url = f"http://127.0.0.1:{self._environ['EQUIPOISE_AGENT_LISTEN_PORT']}"
 
     def start(self, command: str) -> None:
@@ -103,6 +105,8 @@ class Clocked(Service):
         """Without waiting for what they would put back: the host is simulated. Those that `run` started end with it."""
         for command in list(self._processes):
             self.kill(command)
+        self._http.close()
+        super().close()
 
     def signal(self, command: str, number: signal.Signals) -> None:
         self._processes[command].send_signal(number)
@@ -111,12 +115,12 @@ class Clocked(Service):
         return int(self.ask("GET", f"/hosts/{HOST}")["tick"]["number"])
 
     def jobs(self) -> float:
-        page = httpx.get(f"{self.url}/metrics").text
+        page = self._http.get(f"{self.url}/metrics").text
         return sum(map(float, re.findall(r'equipoise_jobs_total\{job="silent-hosts",result="done"\} (\S+)', page)))
 
     def metric(self, pattern: str) -> float:
         """A metric of the agent."""
-        found = re.findall(rf"^{pattern} (\S+)$", httpx.get(f"{self.agent_url}/metrics").text, re.MULTILINE)
+        found = re.findall(rf"^{pattern} (\S+)$", self._http.get(f"{self.agent_url}/metrics").text, re.MULTILINE)
         return float(found[0]) if found else math.nan
 
     def judged(self) -> bool:

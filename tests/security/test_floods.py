@@ -24,6 +24,7 @@ import pytest
 from manager.store.database import open_database
 from manager.store.tokens import Role, create_token
 from manager.store.users import create_user, hash_password
+from tests.ports import reserved_ports
 from tests.security.certificates import authority, certificate
 from tests.security.floods import Cost, Flood, address, connected, probe_of, watched
 
@@ -69,11 +70,6 @@ class Agent(Target):
     syslog_port: int
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as found:
-        return int(found.getsockname()[1])
-
-
 def start(stack: ExitStack, folder: Path, command: list[str], port: int, probe: Callable[[], int]) -> Starting:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
     environ |= {"EQUIPOISE_STATE_DIR": str(folder / "state"), "EQUIPOISE_INTERVAL_S": "1"}
@@ -96,16 +92,16 @@ def start(stack: ExitStack, folder: Path, command: list[str], port: int, probe: 
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    port = free_port()
     with ExitStack() as stack:
+        [port] = stack.enter_context(reserved_ports(1))
         folder = tmp_path_factory.mktemp("manager")
         yield start(stack, folder, ["manager", f"--listen-port={port}"], port, probe_of(port, "/healthz")).ready()
 
 
 @pytest.fixture(scope="module")
 def tls_manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    port = free_port()
     with ExitStack() as stack:
+        [port] = stack.enter_context(reserved_ports(1))
         folder = tmp_path_factory.mktemp("tls")
         ours = authority(folder, "ours")
         pem = certificate(folder, ours, "IP:127.0.0.1")
@@ -127,8 +123,8 @@ class StartingAgent:
 @pytest.fixture(scope="module", autouse=True)
 def starting_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartingAgent]:
     """A real one, of a host without libvirt, for which it waits for ten seconds: so it begins before it is needed."""
-    port, push_port, syslog_port = free_port(), free_port(), free_port()
     with ExitStack() as stack:
+        port, push_port, syslog_port = stack.enter_context(reserved_ports(3))
         folder = tmp_path_factory.mktemp("agent")
         (folder / "root" / "run").mkdir(parents=True)  # with a lock of its own
         for name in ("proc", "sys"):

@@ -20,7 +20,8 @@ from click.testing import CliRunner, Result
 
 from manager.cli.main import main
 from tests.api.conftest import record, report
-from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service, free_ports
+from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service
+from tests.ports import reserved_ports
 from tests.security.floods import probe_of
 
 # A command leaves its connection to the end of its process, and here that is the test's.
@@ -97,28 +98,28 @@ def agent(service: Service, folder: Path, **changed: object) -> Iterator[int]:
     """A simulated one, with a state directory of its own and ``changed`` settings; the port of its metrics page."""
     folder.mkdir(exist_ok=True)
     (folder / "shop.toml").write_text(SCENARIO)
-    [port] = free_ports(1)
-    settings = {
-        "state_dir": folder / "state",
-        "manager_url": service.url,
-        "token_file": service.folder / "state" / AGENT_TOKEN_FILE,
-        "agent_listen_port": port,
-        "host_name": HOST,
-        "interval_s": 0.25,
-        "sync_s": 0.2,
-    } | changed
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
-    environ |= {f"EQUIPOISE_{name.upper()}": str(value) for name, value in settings.items()}
-    command = [sys.executable, "-m", "manager.cli", "agent", "--simulate", str(folder / "shop.toml")]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
-    try:
-        probe = probe_of(port, "/metrics")
-        soon(lambda: probe() == 200)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+    with reserved_ports(1) as [port]:
+        settings = {
+            "state_dir": folder / "state",
+            "manager_url": service.url,
+            "token_file": service.folder / "state" / AGENT_TOKEN_FILE,
+            "agent_listen_port": port,
+            "host_name": HOST,
+            "interval_s": 0.25,
+            "sync_s": 0.2,
+        } | changed
+        environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
+        environ |= {f"EQUIPOISE_{name.upper()}": str(value) for name, value in settings.items()}
+        command = [sys.executable, "-m", "manager.cli", "agent", "--simulate", str(folder / "shop.toml")]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        try:
+            probe = probe_of(port, "/metrics")
+            soon(lambda: probe() == 200)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
 
 
 def soon(what: object) -> None:
@@ -161,8 +162,10 @@ def test_a_host_that_got_another_name_reports_on(service: Service, tmp_path: Pat
     renamed, token_file = "renamed", tmp_path / "token"
     body = {"name": renamed, "role": "host", "host": renamed}
     token_file.write_text(service.ask("POST", "/tokens", body)["token"])
-    [nobody] = free_ports(1)
-    with agent(service, tmp_path / "agent", manager_url=f"http://127.0.0.1:{nobody}"):
+    with (
+        reserved_ports(1) as [nobody],
+        agent(service, tmp_path / "agent", manager_url=f"http://127.0.0.1:{nobody}"),
+    ):
         soon(lambda: waiting(tmp_path / "agent"))
 
     def ticks() -> list[int]:

@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service, free_ports
+from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service
+from tests.ports import reserved_ports
 from tests.security.floods import Flood, probe_of, watched
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a real agent needs root")
@@ -156,7 +157,7 @@ def start_agent(stack: contextlib.ExitStack, service: Service, folder: Path, int
     state.mkdir(mode=0o755)
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SPY.format(file=str(folder / "seen")))
-    agent_port, syslog_port = free_ports(2)
+    agent_port, syslog_port = stack.enter_context(reserved_ports(2))
     options = {
         "state-dir": state,
         "host-name": HOST,

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,8 @@ from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.protocol.client import ManagerClient
 from manager.store.database import open_database
 from tests.api.conftest import Api, make_api
+from tests.plain_http import plain_client
+from tests.ports import reserved_ports
 from tests.web.desk import Desk
 
 MARK = "mArKeD"
@@ -155,9 +156,13 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def port() -> Iterator[int]:
+    with reserved_ports(1) as [one]:
+        yield one
+
+
+@pytest.fixture
+def process(tmp_path: Path, port: int) -> Iterator[Process]:
     log = tmp_path / "log"
     environ = {
         **os.environ,
@@ -165,14 +170,14 @@ def process(tmp_path: Path) -> Iterator[Process]:
         "EQUIPOISE_LISTEN_PORT": str(port),
         "EQUIPOISE_LOG_LEVEL": "debug",
     }
-    with log.open("wb") as output:
+    with log.open("wb") as output, plain_client() as client:
         running = subprocess.Popen([sys.executable, "-m", "manager.cli", "manager"], env=environ, stderr=output)
         url = f"http://127.0.0.1:{port}"
         try:
             deadline_s = time.monotonic() + 60
             while True:
                 try:
-                    httpx.get(f"{url}/api/v1/health")
+                    client.get(f"{url}/api/v1/health")
                     break
                 except httpx.TransportError:
                     assert time.monotonic() < deadline_s, log.read_text()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from click.testing import CliRunner
 from manager.cli import main
 from manager.errors import ManagerUnavailable
 from manager.protocol.client import ManagerClient
+from tests.ports import reserved_ports
 
 NOBODY = 65534
 TOP = Path(__file__).parents[2]
@@ -29,16 +29,6 @@ DROP = (
     # The interpreter may lie in a folder of root's: it may be read, but nothing of root's may be written.
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--bounding-set=-all,+dac_read_search"),
 )
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.fixture
@@ -54,9 +44,9 @@ def unprivileged() -> tuple[str, ...]:
 class Service:
     """`equipoise run --simulate spike` in a folder."""
 
-    def __init__(self, sources: Path, folder: Path, unprivileged: tuple[str, ...]) -> None:
+    def __init__(self, sources: Path, folder: Path, unprivileged: tuple[str, ...], ports: Sequence[int]) -> None:
         self.folder = folder
-        self.port, self.agent_port = free_ports(2)
+        self.port, self.agent_port = ports
         settings = {
             "STATE_DIR": folder / "state",
             "LISTEN_PORT": self.port,
@@ -126,12 +116,13 @@ def start(sources: Path, unprivileged: tuple[str, ...], tmp_path: Path) -> Itera
     if unprivileged:
         os.chown(tmp_path, NOBODY, NOBODY)
     started: list[Service] = []
+    with reserved_ports(2) as ports:
 
-    def begin() -> Service:
-        started.append(Service(sources, tmp_path, unprivileged))
-        return started[-1]
+        def begin() -> Service:
+            started.append(Service(sources, tmp_path, unprivileged, ports))
+            return started[-1]
 
-    yield begin
+        yield begin
     for one in started:
         if one.process.poll() is None:
             one.process.kill()
