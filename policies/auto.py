@@ -85,7 +85,9 @@ class Auto:
             lenders=before.lenders.intersection(levels),
             known_s=snapshot.steady_s if before.known_s is None and known else before.known_s,
         )
-        crowd = next_crowd(before.crowd, snapshot)
+        crowd = next_crowd(before.crowd, snapshot, needed=_is_at_risk_on_average(model, learnt.courses))
+        if crowd.floats != before.crowd.floats:  # what was measured before says little of those that have moved
+            learnt = replace(learnt, changed_s=snapshot.steady_s)
         pinning = False if crowd.floats else step_goals(before.ladder, snapshot).pinning
         pinned = snapshot.host.pinning if pinning is None else pinning
         shared = not pinned or len(usable_cpus(snapshot)) == 1
@@ -135,13 +137,17 @@ def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, uses: Mappin
     return next_room(before.room, snapshot, at_risk=at_risk, violated=violated, waits=waits, may=may, stays=on_trial)
 
 
+def _is_at_risk_on_average(model: HostModel, courses: Courses) -> bool:
+    return any(courses[app.name] > math.log(AT_RISK) for app in model.applications if not app.over)
+
+
 def _courses(model: HostModel, before: Courses) -> dict[str, float]:
     return {app.name: average(before.get(app.name), app.log_miss, COURSE_SMOOTHING) for app in model.applications}
 
 
 def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """The levels for the next interval: as they are, others to try, or none."""
-    now = _repaid(model, with_credit(model, now), steady_s)
+    now = _repaid(model, with_credit(model, now, steady_s), steady_s)
     if now.trial and steady_s - now.trial.since_s >= TRIAL_S:
         shown = SHOWN_LENT if now.lenders == now.levels.keys() else SHOWN
         if not helped(now.trial.before, now.courses, shown):

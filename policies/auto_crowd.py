@@ -3,7 +3,8 @@
 Packed ones that share a pCPU cannot use another that idles, so that floating is better as a rule. But a VM with as many
 vCPUs as there are pCPUs, packed one on each, has all of them, and its guest gives work to the vCPU that runs; floating,
 its vCPUs meet on one pCPU while batch VMs have another, until the kernel next evens out its run queues. The more of
-the host such VMs use the more that costs.
+the host such VMs use the more that costs. So they stay as the host says until an SLA is at risk on average: who is
+moved at ease has to be packed again when the load rises, with a queue that began to grow in between.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ class Crowd:
     spread: float | None = None
     floats: bool = False
 
+    @property
+    def may_float(self) -> bool:
+        """Whether floating would not cost more than it brings, as far as it is known what they use."""
+        return self.spread is None or self.spread < FLOATING_BELOW
 
-def next_crowd(before: Crowd, snapshot: Snapshot) -> Crowd:
-    """As of now: as the host says until it was measured what they use."""
+
+def next_crowd(before: Crowd, snapshot: Snapshot, *, needed: bool) -> Crowd:
+    """As of now: as the host says until it was measured what they use, and until floating is ``needed``."""
     wanting = [vm for vm in snapshot.vms if wants_pins(vm, snapshot)]
     vcpus, pcpus = sum(vm.vcpus for vm in wanting), len(usable_cpus(snapshot))
     if not vcpus > pcpus >= FEWEST_TO_FLOAT:
@@ -48,8 +54,9 @@ def next_crowd(before: Crowd, snapshot: Snapshot) -> Crowd:
     if spread > 0:
         over_s = RISING_S if averaged is not None and spread > averaged else FALLING_S
         averaged = average(averaged, spread, min(1.0, snapshot.interval_s / over_s))
-    limit = FLOATING_BELOW if before.vcpus and not before.floats else PACKED_ABOVE
-    return Crowd(vcpus, pcpus, averaged, averaged is not None and averaged < limit)
+    may = before.floats or needed
+    limit = PACKED_ABOVE if before.floats else FLOATING_BELOW
+    return Crowd(vcpus, pcpus, averaged, may and averaged is not None and averaged < limit)
 
 
 def share_pcpus(snapshot: Snapshot) -> bool:

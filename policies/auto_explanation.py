@@ -197,6 +197,8 @@ def _floating(host: _Host, application: str) -> Iterator[str]:
     why = f"{crowd.vcpus} critical vCPUs outnumber the {crowd.pcpus} pCPUs they may be pinned to"
     if crowd.floats:
         yield f"Its VMs float, as {why}." if enforced(floating) else f"In mode enforce, its VMs would float, as {why}."
+    elif crowd.may_float:
+        yield f"Its VMs stay packed until an SLA is at risk on average, although {why}."
     else:
         yield f"Its VMs stay packed although {why}, as VMs with a vCPU on most of these use much of them."
 

@@ -34,6 +34,7 @@ class AutoKept:
     no_room_s: float | None = None
     levels_cooling: Mapping[str, Cooling] = field(default_factory=dict)
     levels_taken_back: TakenBack | None = None
+    no_loans: Cooling | None = None
     findings: Mapping[str, HoldFinding] = field(default_factory=dict)
     experiments_cooling: Mapping[str, StepCooling] = field(default_factory=dict)
 
@@ -56,6 +57,7 @@ def kept_text(memory: AutoMemory) -> str:
         ladder.no_room_s if math.isfinite(ladder.no_room_s) else None,
         memory.cooling,
         memory.taken_back,
+        memory.no_loans if math.isfinite(memory.no_loans.until_s) else None,
         memory.experiments.findings,
         memory.experiments.cooling,
     )
@@ -87,9 +89,10 @@ def recalled(text: str, now_s: float) -> AutoMemory:
     levels_cooling = {
         name: replace(each, until_s=min(each.until_s, latest_s)) for name, each in kept.levels_cooling.items()
     }
-    taken_back = kept.levels_taken_back
+    taken_back, no_loans = kept.levels_taken_back, kept.no_loans or AutoMemory().no_loans
     return AutoMemory(
         cooling=levels_cooling,
+        no_loans=replace(no_loans, until_s=min(no_loans.until_s, latest_s)),
         taken_back=taken_back and replace(taken_back, at_s=min(taken_back.at_s, now_s)),
         ladder=ladder,
         experiments=Experiments(

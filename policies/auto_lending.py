@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from manager.control.feedback_law import average
-from policies.auto_memory import AutoMemory, Courses, Levels
+from policies.auto_memory import AutoMemory, Cooling, Courses, Levels
 from policies.auto_model import AT_RISK, AppModel, HostModel
 
 SPARE = 0.4
@@ -31,13 +31,16 @@ PATIENCE = 1.0
 """A loan that has cost so many violations more than it saved ends with the next sign that a lender is short."""
 CREDIT = 4.0
 """So many saved ones count at most: what a loan brought long ago does not keep it now."""
+NO_LOANS_S, LONGEST_NO_LOANS_S = 240.0, 7680.0
+"""Nobody lends for so long after a loan that has cost PATIENCE or more: twice as long each time, until one has paid."""
 USUAL_SMOOTHING = 0.1
 """Weight of an interval in how often an SLA is violated while nobody lends."""
 
 
 def willing(model: HostModel, now: AutoMemory, steady_s: float) -> frozenset[str]:
     """Applications that lend, or may: those with much to spare, while another that does not lend is at risk."""
-    needed = now.known_s is not None and steady_s - now.known_s >= LEAST_KNOWN_S and _is_needed(model, now)
+    may = now.known_s is not None and steady_s - now.known_s >= LEAST_KNOWN_S and steady_s >= now.no_loans.until_s
+    needed = may and _is_needed(model, now)
     return frozenset(
         app.name for app in model.applications if app.name in now.lenders or (needed and _can_spare(app, now))
     )
@@ -67,14 +70,23 @@ def tolerable(model: HostModel, levels: Levels, lenders: frozenset[str]) -> bool
     return all(expected[name] <= RISK for name in lowered)
 
 
-def with_credit(model: HostModel, now: AutoMemory) -> AutoMemory:
+def with_credit(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     """With how often each SLA is violated while nobody lends, or how many fewer were since somebody does."""
     violated = {app.name: float(app.log_miss > 0) for app in model.applications if not app.over}
     if not now.lenders:
         usual = {app: average(now.usual.get(app), value, USUAL_SMOOTHING) for app, value in violated.items()}
-        return replace(now, usual=usual, saved=0.0)
+        return replace(now, usual=usual, saved=0.0, no_loans=_after_loan(now.no_loans, now.saved, steady_s))
     fewer = sum(now.usual.get(app, value) - value for app, value in violated.items())
     return replace(now, saved=min(now.saved + fewer, CREDIT))
+
+
+def _after_loan(before: Cooling, saved: float, steady_s: float) -> Cooling:
+    """Until when nobody lends, once a loan has ended that ``saved`` so many violations; 0 where there was none."""
+    if saved > 0:
+        return replace(before, times=0)
+    if saved > -PATIENCE:
+        return before
+    return Cooling(steady_s + min(NO_LOANS_S * 2.0**before.times, LONGEST_NO_LOANS_S), before.times + 1)
 
 
 def short_lenders(model: HostModel, lenders: frozenset[str], courses: Courses, saved: float) -> frozenset[str]:

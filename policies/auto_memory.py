@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Cooling:
-    """An application is not lowered until ``until_s``; it did not help ``times`` times."""
+    """An application is not lowered, or nobody lends, until ``until_s``; it did not help ``times`` times."""
 
     until_s: float
     times: int
@@ -55,8 +55,8 @@ class AutoMemory:
     """What was learnt, the levels in force, and since when.
 
     ``lenders`` are lowered though they meet their SLAs (``auto_lending``). ``usual``: in what part of intervals each
-    SLA is violated while nobody lends; ``saved``: violations fewer than that since somebody does. ``known_s``: since
-    when response times are known; None: they are not yet.
+    SLA is violated while nobody lends; ``saved``: violations fewer than that since somebody does; ``no_loans``: whether
+    loans have cost more than that of late. ``known_s``: since when response times are known; None: they are not yet.
     ``before_levels`` and ``before_room``: all courses when these began, for the explanation. ``samplings``: samples of
     response times by which the steps of the ladder are judged.
     """
@@ -71,6 +71,7 @@ class AutoMemory:
     lenders: frozenset[str] = frozenset()
     usual: Mapping[str, float] = field(default_factory=dict)
     saved: float = 0.0
+    no_loans: Cooling = Cooling(-math.inf, 0)
     known_s: float | None = None
     before_levels: Courses = field(default_factory=dict)
     before_room: Courses = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -22,6 +22,7 @@ from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla
 from manager.model.window import SlaState, Window
 from policies.auto import COURSE_SMOOTHING, LOWEST, best_levels, helped
 from policies.auto import POLICY as AUTO
+from policies.auto_crowd import Crowd
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory
 from policies.auto_model import SPREAD, AppModel, HostModel, fit_model, weight_at
 from policies.priority import POLICY as PRIORITY
@@ -264,8 +265,40 @@ def on_pcpus(seen: Snapshot, count: int) -> Snapshot:
     ("pcpus", "vms", "pinning"), [(3, 4, False), (3, 3, None), (2, 4, None), (1, 3, None), (4, 9, False)]
 )
 def test_critical_vms_float_where_they_crowd_three_pcpus_or_more(pcpus: int, vms: int, pinning: bool | None) -> None:
-    crowd = [vm(f"app-{number}", 0.1, 0.0) for number in range(vms)]
-    assert AUTO.decide(on_pcpus(moment(1000.0, vms=crowd, pinning=True), pcpus), None).pinning is pinning
+    assert AUTO.decide(on_pcpus(crowded(1000.0, vms), pcpus), None).pinning is pinning
+
+
+def crowded(at_s: float, vms: int = 4, percentile_ms: float = 150.0) -> Snapshot:
+    """Packed VMs with a vCPU each; the first of their applications has a target of 120 ms."""
+    times_ms = [percentile_ms / 3, percentile_ms / 2, percentile_ms]
+    views = [vm(f"app-{number}", 0.1, 0.05) for number in range(vms)]
+    return moment(at_s, application("app-0", times_ms, 120.0, at_s), vms=views, pinning=True)
+
+
+def test_a_crowd_floats_once_an_sla_is_at_risk_on_average() -> None:
+    memory: object = None
+    pinnings = []
+    for tick in range(16):
+        at_s = 1000.0 + 5 * tick
+        percentile_ms = 130.0 if tick == 4 or tick >= 8 else 30.0
+        decision = AUTO.decide(on_pcpus(crowded(at_s, percentile_ms=percentile_ms), 3), memory)
+        memory, pinnings = decision.memory, [*pinnings, decision.pinning]
+    assert pinnings[:9] == [None] * 9, "one interval above the target may be chance"
+    assert pinnings[-1] is False
+
+
+def test_levels_stay_until_something_was_measured_of_a_crowd_that_has_just_begun_to_float() -> None:
+    """Levels that are of no use any more: they would end at once."""
+
+    def levels(floats: bool) -> Mapping[str, int]:
+        before = AutoMemory(crowd=Crowd(4, 3, 0.3, floats), levels={"app-0": 1}, courses={"app-0": 1.0})
+        decision = AUTO.decide(on_pcpus(crowded(1000.0, percentile_ms=30.0), 3), before)
+        assert decision.pinning is False
+        assert isinstance(decision.memory, AutoMemory)
+        return decision.memory.levels
+
+    assert levels(floats=True) == {}
+    assert levels(floats=False) == {"app-0": 1}
 
 
 def test_pinned_vms_are_lowered_where_they_share_a_pcpu_and_not_where_each_has_its_own() -> None:

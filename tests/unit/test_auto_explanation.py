@@ -215,6 +215,14 @@ def test_floating(mode: Mode, begin: str) -> None:
     assert "float" not in told(replace(snapshot, vms=pinned), floating, models())["shop"]
 
 
+def test_those_that_stay_packed_until_floating_is_needed() -> None:
+    packed = replace(CALM, crowd=Crowd(6, 4, 0.3, floats=False))
+    assert told(seen(), packed, models(), shared=False)["shop"].startswith(
+        "Its VMs stay packed until an SLA is at risk on average, although 6 critical vCPUs outnumber the 4 pCPUs"
+        " they may be pinned to. Nothing else"
+    )
+
+
 def test_those_that_stay_packed() -> None:
     packed = replace(CALM, crowd=Crowd(6, 4, 0.6, floats=False))
     assert told(seen(), packed, models(), shared=False)["shop"].startswith(

@@ -118,21 +118,22 @@ def test_what_was_learnt_of_levels_is_kept_and_levels_on_trial_are_not() -> None
         trial=Trial(950.0, {"shop": 0.2}),
         cooling={"mail": Cooling(1020.0, 1)},
         taken_back=taken_back,
+        no_loans=Cooling(1400.0, 2),
     )
     now = recalled(kept_text(memory), 1000.0)
     assert (now.levels, now.trial) == ({}, None)
-    assert (now.cooling, now.taken_back) == (memory.cooling, taken_back)
+    assert (now.cooling, now.taken_back, now.no_loans) == (memory.cooling, taken_back, memory.no_loans)
 
 
 def test_times_of_a_clock_that_was_ahead_are_not_in_the_future() -> None:
     climb = Climb(helped_by(QUOTA.step))
     climb.run(600)
     on_trial_of_ways = replace(climb.memory, cooling=Climb(helped_by()).memory.cooling)
-    text = kept_text(AutoMemory(ladder=on_trial_of_ways, cooling={"mail": Cooling(1e9, 3)}))
+    text = kept_text(AutoMemory(ladder=on_trial_of_ways, cooling={"mail": Cooling(1e9, 3)}, no_loans=Cooling(1e9, 3)))
     now = recalled(text, 50.0)
     [step] = now.ladder.in_force
     assert (step.since_s, step.again_s, now.ladder.began_s) == (50.0, 50.0, 50.0)
-    assert now.cooling["mail"].until_s == 50.0 + LONGEST_COOL_DOWN_S
+    assert now.cooling["mail"].until_s == now.no_loans.until_s == 50.0 + LONGEST_COOL_DOWN_S
 
 
 def test_nothing_yet_is_kept_and_recalled_as_that() -> None:

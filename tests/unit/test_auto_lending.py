@@ -14,7 +14,9 @@ from policies.auto import POLICY as AUTO
 from policies.auto_lending import (
     CREDIT,
     LEAST_KNOWN_S,
+    LONGEST_NO_LOANS_S,
     LOWEST_LENT,
+    NO_LOANS_S,
     PATIENCE,
     SHORT,
     SPARE,
@@ -22,7 +24,7 @@ from policies.auto_lending import (
     tolerable,
     with_credit,
 )
-from policies.auto_memory import AutoMemory
+from policies.auto_memory import AutoMemory, Cooling
 from policies.auto_model import HostModel
 from tests.unit.test_auto import app_model, application, batch, host, moment, vm, weights
 
@@ -113,16 +115,42 @@ def test_what_a_loan_has_saved(usual: dict[str, float], saved: float, tight_ms: 
         (app_model("easy", 0, 20.0), Contender(0.3, 1)), (app_model("tight", 1, tight_ms), Contender(0.3, 1)), pcpus=1
     )
     lending = AutoMemory(lenders=frozenset({"easy"}), levels={"easy": 1}, usual=usual, saved=saved)
-    after = with_credit(model, lending)
+    after = with_credit(model, lending, 1000.0)
     assert after.saved == pytest.approx(expected)
     assert after.usual == usual, "that is of times in which nobody lends"
 
 
+def test_after_a_loan_that_cost_violations_nobody_lends_for_a_while_and_longer_each_time() -> None:
+    model = host((app_model("tight", 0, 130.0), Contender(0.3, 1)), pcpus=1)
+    memory, until_s = AutoMemory(), []
+    for saved in (-PATIENCE, -3.0, -PATIENCE + 0.1, 0.0, 2.0, -3.0):
+        memory = with_credit(model, replace(memory, saved=saved), 1000.0)
+        assert memory.saved == 0.0, "each loan is judged once"
+        until_s.append(memory.no_loans.until_s - 1000.0)
+    once, twice = NO_LOANS_S, 2 * NO_LOANS_S
+    assert until_s == [once, twice, twice, twice, twice, once], "one that paid ends the growth"
+    memory = with_credit(model, AutoMemory(saved=-3.0, no_loans=Cooling(0.0, 99)), 1000.0)
+    assert memory.no_loans == Cooling(1000.0 + LONGEST_NO_LOANS_S, 100)
+
+
+def test_nobody_lends_on_a_host_where_loans_did_not_pay() -> None:
+    lowered, memory = lends_after(14)
+    assert lowered[-1]
+    memory = replace(memory, levels={}, lenders=frozenset(), trial=None, saved=-3.0, cooling={})
+    for tick in range(14, 14 + round(NO_LOANS_S / 5)):
+        decision = AUTO.decide(beside_one_at_ease(1000.0 + 5 * tick), memory)
+        assert isinstance(decision.memory, AutoMemory)
+        memory = decision.memory
+        assert weights(decision)["easy-web"] == 10_000, tick
+    decision = AUTO.decide(beside_one_at_ease(1070.0 + NO_LOANS_S), memory)
+    assert weights(decision)["easy-web"] == LENT
+
+
 def test_what_is_usual_is_averaged_while_nobody_lends() -> None:
     model = host((app_model("tight", 0, 130.0), Contender(0.3, 1)), pcpus=1)
-    first = with_credit(model, AutoMemory(usual={"gone": 0.5}, saved=2.0))
+    first = with_credit(model, AutoMemory(usual={"gone": 0.5}, saved=2.0), 1000.0)
     assert (first.usual, first.saved) == ({"tight": 1.0}, 0.0)
-    assert with_credit(model, replace(first, usual={"tight": 0.0})).usual == {"tight": pytest.approx(0.1)}
+    assert with_credit(model, replace(first, usual={"tight": 0.0}), 1000.0).usual == {"tight": pytest.approx(0.1)}
 
 
 @pytest.mark.parametrize(
