@@ -109,17 +109,19 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     assert "unknown option --frobnicate" in install("--frobnicate", succeeds=False)
 
 
+# Again without a newer wheel, which leaves the environment as it is: over it is installed into a tree, above.
 STEPS = f"""
 cd {TOP}
 mark() {{ echo "== $1"; }}
 deploy/install --both --no-packages
+mkdir /run/wheels; again() {{ deploy/install --both --no-packages --wheels /run/wheels >/dev/null; }}
 site=$(echo /opt/equipoise/lib/python*/site-packages)
 mark users; getent passwd equipoise
 stat -c '%U %a %n' /var/lib/equipoise-manager /var/lib/equipoise /etc/equipoise/token
 stat -c '%U:%G %a' /etc/equipoise/manager.toml
-mark again; before=$(cat /etc/equipoise/token); deploy/install --both --no-packages >/dev/null
+mark again; before=$(cat /etc/equipoise/token); again
 [ "$before" = "$(cat /etc/equipoise/token)" ] && echo same token
-: >/etc/equipoise/token; deploy/install --both --no-packages >/dev/null; [ -s /etc/equipoise/token ] && echo new token
+: >/etc/equipoise/token; again; [ -s /etc/equipoise/token ] && echo new token
 mark tokens; equipoise token list --config /etc/equipoise/manager.toml
 mark settings; equipoise config | grep -E 'token_file|manager_url'
 mark uninstall; deploy/install --uninstall

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-from tests.package.test_wheel import TOP, installed, run, wheel
+from tests.package.conftest import TOP, run
 
 LISTING = re.compile(r"`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 
@@ -50,13 +51,11 @@ def test_the_example_of_the_documentation_is_found_and_decides(installed: Path, 
     package.mkdir()
     for name, text in listings.items():
         (package / name).write_text(text)
-    run(installed / "bin/pip", "install", "--quiet", "--no-deps", package, cwd=tmp_path)
+    theirs = tmp_path / "theirs"  # beside what is installed: other tests use that, too
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", theirs, package, cwd=tmp_path)
     (tmp_path / "tests_snapshot.py").write_text(SNAPSHOT)
     (tmp_path / "script.py").write_text(SCRIPT)
-    printed = run(installed / "bin/python", tmp_path / "script.py", cwd=tmp_path)
+    printed = run(installed / "bin/python", tmp_path / "script.py", cwd=tmp_path, PYTHONPATH=theirs)
     assert printed.strip() == (
         "equipoise-doubling [('batch', 2, 'doubling: SLA no_data'), ('slow', 2048, 'doubling: SLA violated')]"
     )
-
-
-__all__ = ["installed", "wheel"]

@@ -3,48 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
-import pytest
-
+from tests.package.conftest import TOP, run
 from tests.unit.test_load_run import after, serving
-
-TOP = Path(__file__).parents[2]
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    for name in ("manager", "policies", "migrations", "webui"):
-        shutil.copytree(TOP / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(TOP / name, source)
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source, cwd=folder)
-    return next(folder.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of an environment with the wheel; what it depends on is borrowed from this environment."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, with_pip=True)
-    [site] = (folder / "lib").glob("python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(folder / "bin/pip", "install", "--quiet", "--no-deps", wheel, cwd=folder)
-    return folder
 
 
 def test_the_wheel_holds_migrations_and_typing_marks_but_no_tests(wheel: Path) -> None:
