@@ -161,25 +161,26 @@ def resctrl_machine(fetch: Fetch, socket: str = "cores=2") -> Machine:
 
 MACHINES = {
     "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
+    "cgroup_v2": cgroup_v2_machine(),
     "warp": sched_ext_machine(1),
     "resctrl": dataclasses.replace(
         resctrl_machine(with_cache_allocation(fetch_kernel), socket="cores=1,threads=2"),
         mounts=(("cgroup2", "/sys/fs/cgroup"),),
         packages=("pytest", "libvirt-python", "pydantic"),
     ),
-    "cgroup_v2": cgroup_v2_machine(),
+    "taps_newest": taps_machine(fetch_sched_ext_kernel),
     "warp_smp": sched_ext_machine(4),
-    "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),
-    "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
     "tail": tail_machine(),
     "taps": taps_machine(fetch_kernel, policing_files),
     "taps_6_12": taps_machine(of_suite("trixie"), vhost_files("trixie")),
+    "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),
+    "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
 }
 """By the folder of their tests, the one that takes longest first."""
 RESCTRL = ("resctrl", "resctrl_16", "resctrl_mba")
 """Those with a resctrl."""
-SCHED_EXT = ("warp", "warp_smp", "agent")
-"""Those with our scheduler, which also run on a kernel of one's own."""
+SCHED_EXT = ("warp", "warp_smp", "agent", "taps_newest")
+"""Those with the newest kernel, which also run on one of one's own."""
 
 
 def with_image(machine: Machine, image: Path) -> Machine:

@@ -1,13 +1,14 @@
 """The files of a guest that runs Python: the interpreter, packages of this environment, the project, and the tests.
 
 They make an initramfs of two archives, which the kernel unpacks one after the other: what changes with the environment
-only, which is kept, and the project, which is packed for each boot.
+only, which is kept, and the project, which is packed for each run.
 """
 
 from __future__ import annotations
 
 import ast
 import compileall
+import functools
 import hashlib
 import importlib.util
 import json
@@ -79,7 +80,13 @@ def environment_archive(cache: Path, wanted: Sequence[str], run: Runner) -> Path
 
 
 def project_archive(job: dict[str, object]) -> bytes:
-    """The archive with the project as it is now, the guest's first process, and its job."""
+    """The archive with the project, the guest's first process, and its job."""
+    return _project() + archive({JOB: json.dumps(job).encode()})
+
+
+@functools.cache
+def _project() -> bytes:
+    """What all guests of a run have alike: packed once, as it is now."""
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch)
         for source in SOURCES:
@@ -89,7 +96,6 @@ def project_archive(job: dict[str, object]) -> bytes:
         content = read_tree(tree)
     init = (Path(__file__).parent / "guest/init.py").read_bytes()
     content["init"] = b"#!%s -ES\n%s" % (str(interpreter()).encode(), init)
-    content[JOB] = json.dumps(job).encode()
     return archive(content)
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import platform
 import re
 import socket
-import struct
 import threading
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,30 +25,6 @@ LONG_OK = b"HTTP/1.1 200 OK\r\nServer: any\r\nContent-Length: 17\r\n\r\nHTTP/1.1
 CHUNKED_OK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nHTTP/\r\n0\r\n\r\n"
 QUIET, VALUE = b"set q 0 0 3 noreply\r\nget\r\n", b"VALUE a 0 5\r\nEND\r\n\r\n"
 TURNS = 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loopback() -> None:
-    """The loopback, up: SIOCSIFFLAGS with IFF_UP."""
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))
-
-
-@pytest.fixture(scope="module")
-def loaded(loopback: None) -> Iterator[TapProgram]:
-    """For all tests: the verifier takes an emulated machine longer than all of them."""
-    with closing(TapProgram(HOST)) as program:
-        yield program
-
-
-@pytest.fixture
-def program(loaded: TapProgram) -> Iterator[TapProgram]:
-    """It has seen nothing yet, and looks at nothing."""
-    assert not loaded.attached
-    yield loaded
-    loaded.detach(LOOPBACK)
-    assert loaded.traffic() == []
-    assert not list(Path("/sys/fs/bpf").glob("equipoise_tap*"))
 
 
 def test_packets_with_known_answers(program: TapProgram) -> None:

@@ -112,10 +112,10 @@ def test_the_timer_samples_and_rings_for_one_that_waits() -> None:
             process.wait()
 
 
-def test_the_timer_rings_for_a_late_answer() -> None:
+def test_the_timer_rings_for_a_late_answer(program: TapProgram) -> None:
     """What was answered before is what the last look in time has seen."""
     key, in_time = tap.KEY.pack(1, 80, 0), dict.fromkeys(tap.COUNTERS, 0) | {"http": 9, "answers": 9}
-    with closing(ThreadTimes(HOST)) as times, closing(TapProgram(HOST)) as program:
+    with closing(ThreadTimes(HOST)) as times:
         program.admit(1)
         program._services.write(key, struct.pack(f"={len(in_time)}Q", *in_time.values()))
         table = program.answers([(1, 80)])

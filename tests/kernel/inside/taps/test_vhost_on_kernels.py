@@ -8,9 +8,6 @@ from contextlib import ExitStack, closing
 from manager.host.taps import TapProgram
 from tests.host.tap_queues import Guest, VhostQueue, bridge, serve, tap
 from tests.kernel.inside.cgroup_v2.modules import load_vhost
-from tests.kernel.inside.taps.test_taps_on_kernels import loaded, loopback, program
-
-__all__ = ["loaded", "loopback", "program", "test_answers_that_vhost_sends_by_another_queue"]
 
 NAME, QUEUES = "eqp-vhost", 2
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from tests.kernel.inside.taps.test_taps_on_kernels import (
-    loaded,
-    loopback,
-    program,
     test_packets_with_known_answers,
     test_pipelined_requests_behind_extension_headers,
     test_real_connections,
@@ -14,9 +11,6 @@ from tests.kernel.inside.taps.test_taps_on_kernels import (
 )
 
 __all__ = [
-    "loaded",
-    "loopback",
-    "program",
     "test_packets_with_known_answers",
     "test_pipelined_requests_behind_extension_headers",
     "test_real_connections",

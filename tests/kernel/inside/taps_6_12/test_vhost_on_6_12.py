@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from tests.kernel.inside.taps.test_vhost_on_kernels import (
-    loaded,
-    loopback,
-    program,
     test_answers_that_vhost_sends_by_another_queue,
 )
 
-__all__ = ["loaded", "loopback", "program", "test_answers_that_vhost_sends_by_another_queue"]
+__all__ = ["test_answers_that_vhost_sends_by_another_queue"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from tests.kernel.inside.taps.test_taps_on_kernels import (
-    loaded,
-    loopback,
-    program,
     test_packets_with_known_answers,
     test_real_connections,
     test_requests_and_answers_that_share_packets,
@@ -13,9 +10,6 @@ from tests.kernel.inside.taps.test_taps_on_kernels import (
 )
 
 __all__ = [
-    "loaded",
-    "loopback",
-    "program",
     "test_packets_with_known_answers",
     "test_real_connections",
     "test_requests_and_answers_that_share_packets",
