@@ -10,17 +10,10 @@ import pytest
 from manager.errors import DatabaseUnavailable
 from manager.logs import REQUEST_ID, formatter
 from manager.store.database import Database
-from tests.api.conftest import Api, make_api
+from tests.api.conftest import Api
 from tests.web.desk import make_desk
 
 MADE = re.compile(r"[0-9a-f]{32}")
-
-
-@pytest.fixture
-def api(database: Database) -> Api:
-    made = make_api(database)
-    made.make_tokens()
-    return made
 
 
 def test_a_good_id_is_taken_and_answered(api: Api) -> None:
