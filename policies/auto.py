@@ -4,8 +4,9 @@ It starts as `priority` does. Each application has a *level*: its VMs get the cr
 or a sixty-fourth of it. Where the critical VMs together want more than the host has, somebody's SLA is violated
 whatever the weights; equal weights then often violate several. So, while an SLA is violated or at risk, a model of the
 host (``policies.auto_model``), fitted to what was measured, predicts the number of violated SLAs under other levels.
-Only an application that violates its SLA anyway, that is above its agreed load under `isolation`, or that is far below
-its target (``policies.auto_lending``), is ever lowered, and nobody while nobody else is at risk.
+Only an application that violates its SLA anyway, on average or again and again, that is above its agreed load under
+`isolation`, or that is far below its target (``policies.auto_lending``), is ever lowered, and nobody while nobody else
+is at risk.
 
 Each change is a trial: the applications that it was to save must do better by more than chance, or it is taken back,
 and the application is not lowered again for a while. Levels end as soon as none is predicted to do as well.
@@ -46,6 +47,8 @@ WORTH = 0.08
 """How many violated SLAs, of those in an interval, levels must save to be tried."""
 SWAP = 0.3
 """And how many others must save that take the place of levels in force."""
+OFTEN = 0.12
+"""An SLA is violated again and again in more than this part of the intervals, by ``usual``: twice within 15 of them."""
 SIMPLER = 0.02
 """What each step down must save."""
 SHOWN = 1.64
@@ -228,7 +231,12 @@ def _observed(model: HostModel, now: AutoMemory, snapshot: Snapshot) -> AutoMemo
 def _may_be_lowered(app: AppModel, now: AutoMemory, steady_s: float) -> bool:
     if app.name in now.lenders or _is_cooling(app.name, now, steady_s):
         return False
-    return app.name in now.levels or app.over or app.log_miss > 0
+    return app.name in now.levels or app.over or (app.log_miss > 0 and _violates_often(app, now))
+
+
+def _violates_often(app: AppModel, now: AutoMemory) -> bool:
+    """Whether it violates its SLA on average or again and again: lowered for one by chance it would violate many."""
+    return now.courses[app.name] > 0 or now.usual.get(app.name, 0.0) > OFTEN
 
 
 def _is_cooling(application: str, now: AutoMemory, steady_s: float) -> bool:

@@ -31,8 +31,11 @@ PATIENCE = 1.0
 """A loan that has cost so many violations more than it saved ends with the next sign that a lender is short."""
 CREDIT = 4.0
 """So many saved ones count at most: what a loan brought long ago does not keep it now."""
-NO_LOANS_S, LONGEST_NO_LOANS_S = 240.0, 7680.0
-"""Nobody lends for so long after a loan that has cost PATIENCE or more: twice as long each time, until one has paid."""
+NO_LOANS_S, LONGEST_NO_LOANS_S = 120.0, 7680.0
+"""Nobody lends for so long after a loan that has cost PATIENCE or more, and NO_LOANS_GROWTH times as long each time."""
+NO_LOANS_GROWTH = 4.0
+"""Until a loan has paid. The first often fails for a model that has not learnt enough yet."""
+_MOST_GROWTHS = 8
 USUAL_SMOOTHING = 0.1
 """Weight of an interval in how often an SLA is violated while nobody lends."""
 
@@ -86,7 +89,10 @@ def _after_loan(before: Cooling, saved: float, steady_s: float) -> Cooling:
         return replace(before, times=0)
     if saved > -PATIENCE:
         return before
-    return Cooling(steady_s + min(NO_LOANS_S * 2.0**before.times, LONGEST_NO_LOANS_S), before.times + 1)
+    return Cooling(
+        steady_s + min(NO_LOANS_S * NO_LOANS_GROWTH ** min(before.times, _MOST_GROWTHS), LONGEST_NO_LOANS_S),
+        before.times + 1,
+    )
 
 
 def short_lenders(model: HostModel, lenders: frozenset[str], courses: Courses, saved: float) -> frozenset[str]:

@@ -213,6 +213,20 @@ def test_nobody_is_lowered_while_nobody_else_is_at_risk(other_ms: float, lowered
     assert (weights(decision)["flooded-web"] < 10_000) is lowered, "`other` has a target of 120 ms"
 
 
+@pytest.mark.parametrize(
+    ("on_average", "usual", "lowered"), [(0.7, 0.1, False), (0.7, 0.19, True), (1.3, 0.0, True), (0.1, 0.0, False)]
+)
+def test_nobody_is_lowered_for_a_violation_that_may_be_chance(on_average: float, usual: float, lowered: bool) -> None:
+    """`flooded` violates its SLA in this interval by far; of those before ``on_average`` of its target is left."""
+    now_and_before = math.log(10.0), math.log(on_average)
+    before = (now_and_before[1] - COURSE_SMOOTHING * now_and_before[0]) / (1 - COURSE_SMOOTHING)
+    memory = AutoMemory(courses={"flooded": before, "other": 0.5}, usual={"flooded": usual / 0.9 - 0.1 / 0.9})
+    decision = AUTO.decide(overloaded(1000.0), memory)
+    assert isinstance(decision.memory, AutoMemory)
+    assert decision.memory.courses["flooded"] == pytest.approx(math.log(on_average), abs=0.05)
+    assert (weights(decision)["flooded-web"] < 10_000) is lowered
+
+
 def test_who_pays_for_load_above_the_agreed_rate_is_lowered_though_its_target_is_met() -> None:
     def crowd(sharing: Sharing | None) -> Snapshot:
         at_s = 1000.0

@@ -16,6 +16,7 @@ from policies.auto_lending import (
     LEAST_KNOWN_S,
     LONGEST_NO_LOANS_S,
     LOWEST_LENT,
+    NO_LOANS_GROWTH,
     NO_LOANS_S,
     PATIENCE,
     SHORT,
@@ -127,10 +128,10 @@ def test_after_a_loan_that_cost_violations_nobody_lends_for_a_while_and_longer_e
         memory = with_credit(model, replace(memory, saved=saved), 1000.0)
         assert memory.saved == 0.0, "each loan is judged once"
         until_s.append(memory.no_loans.until_s - 1000.0)
-    once, twice = NO_LOANS_S, 2 * NO_LOANS_S
+    once, twice = NO_LOANS_S, NO_LOANS_GROWTH * NO_LOANS_S
     assert until_s == [once, twice, twice, twice, twice, once], "one that paid ends the growth"
-    memory = with_credit(model, AutoMemory(saved=-3.0, no_loans=Cooling(0.0, 99)), 1000.0)
-    assert memory.no_loans == Cooling(1000.0 + LONGEST_NO_LOANS_S, 100)
+    memory = with_credit(model, AutoMemory(saved=-3.0, no_loans=Cooling(0.0, 9999)), 1000.0)
+    assert memory.no_loans == Cooling(1000.0 + LONGEST_NO_LOANS_S, 10_000)
 
 
 def test_nobody_lends_on_a_host_where_loans_did_not_pay() -> None:
