@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import JSON, String, column, select
 from sqlalchemy.orm import Session
 
 from manager.control.violation_case import ShownNeighbour
+from manager.store.last_ticks import with_tick
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
+
+_TICKED = column("policy", String), column("at", String), column("explanations", JSON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ def explanations_of(session: Session, numbers: Collection[int]) -> dict[str, lis
         .distinct()
     )
     pairs = {(application, host_id) for application, host_id in session.execute(serving)}
-    told = select(HostRow.id, HostRow.name, HostRow.tick["policy"], HostRow.tick["at"], HostRow.tick["explanations"])
-    hosts = told.where(HostRow.id.in_({host_id for _, host_id in pairs})).order_by(HostRow.name)
+    hosts = select(HostRow.id, HostRow.name).where(HostRow.id.in_({host_id for _, host_id in pairs}))
+    told = with_tick(session, hosts.order_by(HostRow.name), *_TICKED)
     explanations: dict[str, list[HostExplanation]] = {}
-    for host_id, host, policy, at, of_host in session.execute(hosts):
+    for host_id, host, policy, at, of_host in session.execute(told):
         for each in of_host or ():  # an older agent reports none
             if (each["application"], host_id) in pairs:
                 of_application = explanations.setdefault(each["application"], [])

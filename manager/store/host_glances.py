@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import Boolean, Double, Integer, Select, column, func, select, true
+from sqlalchemy import Boolean, Double, Integer, column, func, select
 from sqlalchemy.orm import Session
 
 from manager.model.host_health import GlancedHost, health_of
-from manager.store.database import is_postgresql
+from manager.store.last_ticks import with_tick
 from manager.store.models import HostRow
 
 _REGISTERED = (HostRow.id, HostRow.name, HostRow.policy, HostRow.mode, HostRow.silent, HostRow.last_seen_at)
+_TICKED = (
+    column("libvirt_connected", Boolean),
+    column("errors", Integer),
+    column("duration_ms", Double),
+    column("host_cpu_share", Double),
+)
 
 
 def read_glances(session: Session, interval_s: float) -> list[GlancedHost]:
     """All hosts, by name; ``interval_s`` is how long a tick may take."""
-    query = _on_postgresql() if is_postgresql(session) else _on_sqlite()
+    query = with_tick(session, select(*_REGISTERED).order_by(HostRow.name), *_TICKED)
     hosts = []
     for number, name, policy, mode, silent, last_seen_at, connected, errors, duration_ms, load in session.execute(
         query
@@ -31,26 +35,3 @@ def read_glances(session: Session, interval_s: float) -> list[GlancedHost]:
 def count_hosts(session: Session) -> int:
     """How many are registered."""
     return session.scalar(select(func.count()).select_from(HostRow)) or 0
-
-
-def _on_postgresql() -> Select[*tuple[Any, ...]]:
-    """``->>`` would parse the whole tick for each of its fields."""
-    fields = (
-        column("libvirt_connected", Boolean),
-        column("errors", Integer),
-        column("duration_ms", Double),
-        column("host_cpu_share", Double),
-    )
-    tick = func.json_to_record(HostRow.tick).table_valued(*fields).render_derived(with_types=True).lateral()
-    return select(*_REGISTERED, *tick.c).outerjoin(tick, true()).order_by(HostRow.name)
-
-
-def _on_sqlite() -> Select[*tuple[Any, ...]]:
-    tick = HostRow.tick
-    fields = (
-        tick["libvirt_connected"].as_boolean(),
-        tick["errors"].as_integer(),
-        tick["duration_ms"].as_float(),
-        tick["host_cpu_share"].as_float(),
-    )
-    return select(*_REGISTERED, *fields).order_by(HostRow.name)

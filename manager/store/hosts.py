@@ -178,8 +178,7 @@ def shared_names(session: Session, names: Collection[str]) -> set[str]:
 
 def put_findings(session: Session, host: HostRow, body: str) -> None:
     """Store the doctor's findings on a host, as JSON text."""
-    insert = insert_for(session, FindingsRow).values(host_id=host.id, body=body)
-    session.execute(insert.on_conflict_do_update(index_elements=["host_id"], set_={"body": insert.excluded.body}))
+    upsert(session, FindingsRow, [{"host_id": host.id, "body": body}], ["host_id"])
 
 
 def get_findings(session: Session, host: str) -> str | None:
@@ -190,9 +189,7 @@ def get_findings(session: Session, host: str) -> str | None:
 
 def put_services(session: Session, host: HostRow, body: str, now: datetime) -> None:
     """Store the services in the domains of a host, as JSON text."""
-    insert = insert_for(session, ServicesRow).values(host_id=host.id, at=now, body=body)
-    newer = {name: insert.excluded[name] for name in ("at", "body")}
-    session.execute(insert.on_conflict_do_update(index_elements=["host_id"], set_=newer))
+    upsert(session, ServicesRow, [{"host_id": host.id, "at": now, "body": body}], ["host_id"])
 
 
 def get_services(session: Session, host: str) -> tuple[datetime, str] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select
+from sqlalchemy import JSON, ColumnElement, CompoundSelect, Double, Select, and_, column, or_, select, union
 from sqlalchemy import delete as remove
 from sqlalchemy.orm import Session
 
@@ -22,6 +22,7 @@ from manager.model.job import BatchVm, JobState
 from manager.model.registration import VmClass, VmIn, VmSpec
 from manager.model.resource_use import VmResources
 from manager.store.host_models import ClaimRow
+from manager.store.last_ticks import with_tick
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registrations import (
     Precondition,
@@ -130,7 +131,7 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
     """A page of VMs, each as a mapping: registration, application, and status (as JSON text)."""
     query = _details()
     if wanted.host is not None:
-        query = query.where(or_(VmRow.host == wanted.host, HostRow.name == wanted.host))
+        query = query.where(VmRow.id.in_(_of_host(wanted.host)))
     if wanted.vm_class is not None:
         query = query.where(VmRow.vm_class == wanted.vm_class)
     if wanted.application is not None:
@@ -141,6 +142,15 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
         query = query.where(has_in_name(VmRow, wanted.search))
     query = query.where(*if_asked(TierVmRow.vm_id.is_not(None), wanted.serving))
     return _mappings(session, by_name(query, VmRow, after, limit))
+
+
+def _of_host(host: str) -> CompoundSelect[int]:
+    """Row numbers of the VMs that are registered for a host, or were last seen on it.
+
+    Two queries, for each of which there is an index: for one condition about both all VMs of the fleet would be read.
+    """
+    seen = select(VmRow.id).join(VmStatusRow, VmStatusRow.vm == VmRow.name).join(HostRow).where(HostRow.name == host)
+    return union(select(VmRow.id).where(VmRow.host == host), seen)
 
 
 def get_vm(session: Session, name: str) -> dict[str, Any]:
@@ -217,21 +227,21 @@ def _used(
 
     And by host shares, and power where it is measured.
     """
-    ticked = (HostRow.tick[name] for name in ("resources", "batch_vms", "power", "host_cpu_share"))
-    columns = HostRow.name, HostRow.shares, *ticked, HostRow.costs
-    rows = session.execute(select(*columns).where(HostRow.name.in_(hosts))).all() if hosts else ()
+    query = select(HostRow.name, HostRow.shares, HostRow.costs).where(HostRow.name.in_(hosts))
+    rows = session.execute(with_tick(session, query, *_TICKED)).all() if hosts else ()
     read = adapter_of(VmResources).validate_python
-    resources = {(host, vm["vm"]): read(vm) for host, _, found, *_ in rows for vm in (found or {}).get("vms", ())}
+    resources = {(host, vm["vm"]): read(vm) for host, _, _, found, *_ in rows for vm in (found or {}).get("vms", ())}
     read_batch = adapter_of(BatchVm).validate_python
-    faring = {(host, vm["vm"]): read_batch(vm) for host, _, _, found, *_ in rows for vm in found or ()}
+    faring = {(host, vm["vm"]): read_batch(vm) for host, *_, found, _, _ in rows for vm in found or ()}
     powers = {
         host: _ReportedPower(adapter_of(HostPower).validate_python(power).watts, costs.idle_part, busy_share)
-        for host, *_, power, busy_share, costs in rows
+        for host, _, costs, *_, power, busy_share in rows
         if power is not None
     }
     return resources, faring, {row.name: read_shares(row.shares) for row in rows}, powers
 
 
+_TICKED = column("resources", JSON), column("batch_vms", JSON), column("power", JSON), column("host_cpu_share", Double)
 _STATUS = ("status_at", "status_cpu_share", "status_run_delay_share", "status_body")
 _REGISTERED = (VmRow.name, *(getattr(VmRow, field.name) for field in fields(VmIn)))
 
