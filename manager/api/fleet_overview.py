@@ -2,11 +2,13 @@
 
 To sort by state, or to count states, is to know all of them: of a host its last tick's errors, of an application its
 latest window. In a fleet above ``small_fleet`` hosts that is read at most twice an interval by a manager process, and
-whenever something was registered; of a smaller one for each request.
+whenever something was registered; of a smaller one for each request. Who asks while what was read is a little old gets
+it, and it is read anew meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,7 @@ from sqlalchemy.orm import Session
 from manager.api.context import ManagerContext
 from manager.control.fleet_groups import WORST_FIRST, ApplicationGroup
 from manager.control.sla import sla_state, watched_percentile
+from manager.errors import Busy, DatabaseUnavailable
 from manager.model.host_health import GlancedHost
 from manager.model.registration import Sla
 from manager.model.window import SlaState, Window, merge
@@ -24,6 +27,11 @@ from manager.store.application_glances import GlancedApplication, hosts_of, list
 from manager.store.database import registration_revision
 from manager.store.host_glances import count_hosts, read_glances
 from manager.store.windows import recent_windows
+
+_FRESH, _OLD = 0.5, 1.5
+"""Intervals: for the first an overview is not read anew; for the second it is shown while the next one is read."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +95,42 @@ class Places:
 
 
 class FleetOverview:
-    """Reads overviews, and keeps the last one. Thread-safe: who comes while one is read waits for it."""
+    """Reads overviews, and keeps the last one. Thread-safe: without one, or with an old one, who asks waits for it."""
 
     def __init__(self, context: ManagerContext, steady: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._steady = steady
         self._lock = threading.Lock()
         self._last: Overview | None = None
+        self._renewing = False
         self._places: Places | None = None
 
     def of(self, session: Session) -> Overview:
-        """The state of all, at most half an interval old."""
+        """The state of all, at most one and a half intervals old."""
         revision = registration_revision(session)
         if count_hosts(session) <= self._context.small_fleet:
             return self._read(session, revision)
         with self._lock:
             last = self._last
-            if last is None or last.revision != revision or self._steady() - last.read_s > self._context.slot_s / 2:
+            age = (self._steady() - last.read_s) / self._context.slot_s if last is not None else _OLD
+            if last is None or last.revision != revision or age >= _OLD:
                 self._last = last = self._read(session, revision)
+            elif age > _FRESH and not self._renewing:
+                self._renewing = True
+                threading.Thread(target=self._renew, name="fleet-overview", daemon=True).start()
             return last
+
+    def _renew(self) -> None:
+        try:
+            with self._context.database.reading() as session:
+                read = self._read(session, registration_revision(session))
+            with self._lock:
+                if self._last is None or self._last.read_s < read.read_s:
+                    self._last = read
+        except (Busy, DatabaseUnavailable) as error:  # who asks next waits for it, and gets the error
+            log.debug("the overview of the fleet is not renewed: %s", error)
+        finally:
+            self._renewing = False
 
     def places(self, session: Session, seen: Overview, group: ApplicationGroup) -> Places:
         """What tells the groups of applications: where they run, which is read once for each overview that is kept."""
