@@ -145,11 +145,12 @@ class Reporter(Background):
             self._outgoing.urgent = False
         sources, services = self._telemetry.statuses(), self._telemetry.services()
         facts = self._facts()
-        news, services_due = self._is_news(facts, history=history), self._are_due(services)
+        news = self._is_news(facts, history=history)
+        told = history or news or self._link.shared or self._is_urgent()
+        services_due = told and self._are_due(services)  # with them a live report is none that one statement stores
         migrations = tuple(self._migrations.reports())
         self._outgoing.metrics.observe_sources(sources)
         try:
-            told = history or news or self._link.shared or self._is_urgent()
             vms, changed_only = self._vms(latest, afresh=news) if told else (None, False)
             report = Report(
                 tick=self._tick_news(latest),
@@ -270,8 +271,7 @@ class Reporter(Background):
         if self._reported_facts is None:
             return True
         reported, reported_s = self._reported_facts
-        repeat_s = _REPEAT_S if self._pace.cadence is None else _SPARING_REPEAT_S
-        repeated = history and system_clock().monotonic_s - reported_s > repeat_s
+        repeated = history and system_clock().monotonic_s - reported_s > self._repeat_s
         return reported != facts or self._link.vms_missing or repeated
 
     def _are_due(self, services: HostServices) -> bool:
@@ -280,7 +280,11 @@ class Reporter(Background):
             return True
         reported, reported_s = self._reported_services
         age_s = system_clock().monotonic_s - reported_s
-        return age_s > (_REPEAT_S if reported == services else _SERVICES_S)
+        return age_s > (self._repeat_s if reported == services else _SERVICES_S)
+
+    @property
+    def _repeat_s(self) -> float:
+        return _REPEAT_S if self._pace.cadence is None else _SPARING_REPEAT_S
 
     def _run(self) -> None:
         """A turn in every ``sync_s``, until it is stopped."""

@@ -15,8 +15,10 @@ from manager.loop import reporter as reporter_module
 from manager.loop.observer import Clock
 from manager.loop.pace import Pace
 from manager.model.records import Severity
+from manager.model.traffic import HostServices, SeenService
 from manager.protocol.assignment import Cadence
 from manager.store.database import Database
+from tests.fakes.vm import domain_uuid
 from tests.loop.site import SLOT_S, START_S, Site
 
 CADENCE = Cadence(live_s=2 * SLOT_S, history_s=60.0)
@@ -108,6 +110,19 @@ def test_settings_of_vms_come_with_history_or_where_they_cannot_wait(site: Site)
     changed = [report for report in reports if report["vms"]]
     assert [[vm["vm"] for vm in report["vms"]] for report in changed] == [["web-a"]], "with a new assignment, at once"
     assert not any(map(has_history, changed))
+
+
+def test_figures_of_services_come_with_history(site: Site) -> None:
+    to_history(site)
+    [a, _] = site.machines
+    made = []
+    for p95_ms in range(1, 13):
+        seen = SeenService(domain_uuid("web-a"), 80, "http", 1.0, 48.2, 1.3, p95_ms, None, 0.0, START_S, 45.0)
+        a.telemetry.found = HostServices((seen,))
+        made += interval(site)
+    told = [report for report in made if report["services"] is not None]
+    assert len(made) > len(told) == 1, "a live report with them would be none that one statement stores"
+    assert has_history(told[0])
 
 
 def test_violations_and_what_runs_here_are_reported_in_each_interval(site: Site) -> None:
