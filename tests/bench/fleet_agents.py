@@ -8,7 +8,6 @@ an agent does itself is the product's: tick, report, packing, exchange, and a jo
 from __future__ import annotations
 
 import collections
-import gc
 import heapq
 import itertools
 import math
@@ -34,11 +33,14 @@ from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.observer import Clock, LoopSettings, system_clock
 from manager.loop.outbox import Outbox
+from manager.loop.schedule import postpone_garbage
 from manager.loop.tick import ControlLoop
 from manager.loop.watches import FindingsWatch
 from manager.model.cpus import CpuSet
 from manager.model.histogram import Histogram
-from manager.model.host import CPU_WEIGHT_V2, Capabilities
+from manager.model.host import CPU_WEIGHT_V2, Capabilities, CpuCounters, VmInstance, VmState
+from manager.model.knob_spec import KnobValue
+from manager.model.knobs import KnobKey
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.traffic import Answered, HostServices
@@ -62,6 +64,9 @@ DRAWS = 4096
 twin among them."""
 _TOGETHER_S = 0.01
 """What is due so soon is done at one wake-up."""
+_GARBAGE_S = 60.0
+"""Garbage of all agents of a process is collected so often, and what stays is not looked through again: an agent does
+so for itself, see ``manager.loop.schedule``, and hundreds of them would keep each other waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,9 @@ class Common:
 
 @dataclass
 class SteadyHost(FakeHost):
-    """A host in memory whose hardware never changes: what it can do is found out once."""
+    """A host in memory whose hardware never changes: what it can do is found out once. Nothing but us sets its VMs."""
+
+    _written: set[str] = field(default_factory=set)
 
     @cached_property
     def online(self) -> CpuSet:  # type: ignore[override]
@@ -91,6 +98,24 @@ class SteadyHost(FakeHost):
     @cached_property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         return super().capabilities
+
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
+        self._written.discard(instance.uuid)
+        return super().read(instance, afresh)
+
+    def counters(self, instances: Mapping[str, VmInstance]) -> dict[str, tuple[VmState, CpuCounters]]:
+        """Without a look at their settings, which the fake compares."""
+        found: dict[str, tuple[VmState, CpuCounters]] = {}
+        for uuid, instance in instances.items():
+            before, vm = self.as_read.get(instance), self.vms[uuid]
+            if before is not None and uuid not in self._written:
+                vcpus = len(before.vcpus)
+                found[uuid] = before, CpuCounters(vm.cpu_ns, (None,) * vcpus, (vm.delay_ns,) * vcpus)
+        return found
+
+    def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
+        self._written.add(key.uuid)
+        return super().write(instance, key, value)
 
 
 @dataclass
@@ -351,19 +376,21 @@ class Driver:
 
     def run(self, pipe: Connection) -> None:
         """Until told to stop. Says once when all agents have begun, and counts from when it is told to."""
-        told = False
+        told, collected_s = False, time.monotonic()
         while True:
             self._take_begun()
             if not told and len(self._agents) == len(self._orders.hosts):
                 told = True
-                gc.collect()
-                gc.freeze()  # a heap as large as that of hundreds of agents is none that an agent looks through
+                postpone_garbage()
                 pipe.send(None)
             if pipe.poll(self._wait_s()):
                 if pipe.recv() != "count":
                     return
                 self._forget()
             self._act_on_all_due()
+            if told and time.monotonic() - collected_s > _GARBAGE_S:
+                collected_s = time.monotonic()
+                postpone_garbage()
             while self._working and self._working[0].done():
                 self._working.popleft().result()  # raises mistakes of ours
 
