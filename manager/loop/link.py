@@ -21,6 +21,7 @@ from manager.control.tenure_rules import Who
 from manager.errors import ManagerUnavailable
 from manager.loop.assigned import Assigned, Slots, read_assignment
 from manager.loop.delivery import Piece, Rejected, deliver, pieces_of, report_of
+from manager.loop.known_windows import KnownWindows
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Outbox, Waiting
 from manager.model.fields import adapter_of, fields_of
@@ -65,7 +66,8 @@ log = logging.getLogger(__name__)
 class Report:
     """What is reported besides the outbox; None means unchanged. See ``ReportIn``.
 
-    ``windows`` are the slots of response times that may still grow, as they are now; ``live``: the newest alone.
+    ``windows`` are the slots of response times that may still grow, as they are now; ``live``: the newest alone. Of the
+    former those are sent that the manager has not stored as they are.
     """
 
     capabilities: Capabilities | None = None
@@ -110,6 +112,7 @@ class ManagerLink:
         self.clock_ahead_s: float | None = None
         self.cadence: Cadence | None = None
         self.orders: tuple[MigrationOrder, ...] = ()
+        self._known = KnownWindows()
         self._packs = False  # an earlier manager reads no packed windows
         self._windows_read: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
@@ -230,7 +233,8 @@ class ManagerLink:
         With ``ask`` the assignment that is returned is the current one, as that of ``fetch``. Raises
         ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
-        windows = _valid(report.windows, _window)
+        # A live report is all that the manager has of the present, and stored as a whole.
+        windows = _valid(report.windows if report.live else self._known.news(report.windows), _window)
         scalars = [Piece(name, value) for name in _SCALARS if (value := getattr(report, name)) is not None]
         if report.migrations:
             scalars.append(Piece("migrations", list(report.migrations)))
@@ -254,6 +258,10 @@ class ManagerLink:
             enough = system_clock().monotonic_s - begin_s > easy_s and not windows
             if waiting.last:
                 self._outbox.drop_through(waiting.last)
+            if stored.vms_missing:
+                self._known.forget()
+            elif not report.live and stored.stored_windows == sum(piece.field == "windows" for piece in pieces):
+                self._known.note(now)
             self.vms_missing, self.cadence = stored.vms_missing, stored.cadence
             self.orders = tuple(stored.migrations)
             if last or enough:

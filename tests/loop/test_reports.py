@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -277,3 +278,49 @@ def test_histograms_are_packed_for_a_manager_that_reads_them_so(manager, link, o
     assert len(manager.requests) - asked == 3
     assert [window["buckets"] for window in windows()] == [{"500": 3, "600": 1}]
     assert link.take_rejected() == []
+
+
+def all_stored(request: httpx.Request, **more: Any) -> httpx.Response:
+    """A manager that took all windows of a report."""
+    return httpx.Response(200, json=stored(request).json() | {"stored_windows": len(windows_in(request))} | more)
+
+
+def windows_in(request: httpx.Request) -> list[dict[str, Any]]:
+    return json.loads(request.content)["windows"]
+
+
+def test_only_slots_that_grew_since_they_were_stored_are_sent_again(manager, link, outbox, report) -> None:
+    manager.will(all_stored)
+    old, new = slot(END_S), slot(END_S + 1)
+
+    def sent_counts(*slots: Window, live: bool = False) -> list[int]:
+        link.send(replace(report, windows=slots, live=live))
+        return [window.histogram.count for window in manager.reports[-1].windows]
+
+    assert sent_counts(old, new) == [1, 1]
+    assert sent_counts(old, slot(END_S + 1, 2)) == [2]
+    assert sent_counts(old, slot(END_S + 1, 2), live=True) == [1, 2], "all that is present, as one"
+    outbox.put([old])
+    assert sent_counts(slot(END_S + 1, 2), slot(END_S + 2, 3)) == [1, 3], "a slot that is closed is sent for good"
+
+
+@pytest.mark.parametrize(
+    "answer", [partial(all_stored, stored_windows=1), partial(all_stored, vms_missing=True)], ids=["one", "lost"]
+)
+def test_slots_that_were_not_stored_are_sent_again(manager, link, report, answer) -> None:
+    told = replace(report, windows=(slot(END_S), slot(END_S + 1)))
+    manager.will(answer)
+    for _ in range(3):
+        link.send(told)
+    assert [len(windows_in(request)) for request in manager.requests] == [2, 2, 2]
+
+
+def test_slots_of_a_report_that_failed_are_sent_again(manager, link, report) -> None:
+    told = replace(report, windows=(slot(END_S), slot(END_S + 1)))
+    manager.will(lambda _: httpx.Response(503))
+    with pytest.raises(ManagerUnavailable):
+        link.send(told)
+    manager.will(all_stored)
+    link.send(told)
+    link.send(told)
+    assert [len(windows_in(request)) for request in manager.requests[-2:]] == [2, 0]
