@@ -68,7 +68,7 @@ class ApplicationGlance:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All hosts and applications, by name, as they were ``read_s`` on the steady clock."""
+    """All hosts, by name, and applications, the worst first, as they were ``read_s`` on the steady clock."""
 
     read_s: float
     revision: int
@@ -158,4 +158,4 @@ class FleetOverview:
             state = sla_state(window, sla, context.clock(), context.stale_s, context.min_samples)
             measured_ms = window.percentile_ms(watched_percentile(sla)) if window else None
             glances.append(ApplicationGlance(application, state, window, measured_ms))
-        return tuple(glances)
+        return tuple(sorted(glances, key=lambda glance: glance.place("worst")))

@@ -186,7 +186,8 @@ def fleet_api(context: ManagerContext) -> RouteGroup:
                 members = _members(asked, overview.places(session, seen, query.group), query.group)
                 asked = [glance for glance, values in members if query.in_group in (values or ("",))]
             matching = [glance for glance in asked if query.state in {None, glance.state}]
-            matching.sort(key=lambda glance: glance.place(query.sort))
+            if query.sort != "worst":  # as they are
+                matching.sort(key=lambda glance: glance.place(query.sort))
             answered = matching[query.offset : query.offset + query.limit]
             since = now - timedelta(minutes=query.minutes)
             percentiles = {glance.number: watched_percentile(glance.sla) for glance in answered}

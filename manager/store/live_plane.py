@@ -39,7 +39,7 @@ from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.host_models import RevisionRow
 from manager.store.models import HostRow, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
-from manager.store.row_writes import among
+from manager.store.row_writes import among, is_one_of
 from manager.store.watched_hosts import WATCHED_FOR
 from manager.store.window_packs import StoredWindow, unpacked
 
@@ -157,7 +157,7 @@ def live_windows(session: Session, numbers: Collection[int]) -> list[StoredWindo
         select(VmRow.host)
         .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
         .join(TierRow, TierRow.id == TierVmRow.tier_id)
-        .where(TierRow.application_id.in_(numbers))
+        .where(is_one_of(session, TierRow.application_id, numbers))
     )
     query = select(HostRow.name, HostRow.live).where(HostRow.name.in_(serving), HostRow.live.is_not(None))
     wanted = frozenset(numbers)

@@ -30,7 +30,7 @@ from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
 from manager.store.pack_models import WindowPackRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, floor, note_windows
-from manager.store.row_writes import among, has_arrays, upsert
+from manager.store.row_writes import among, has_arrays, is_one_of, upsert
 from manager.store.window_packs import COLUMNS, PUSHED, SPAN, StoredWindow, at_places, joined_origins, packed, stored
 
 MAX_COUNT = 2**53
@@ -197,12 +197,14 @@ def recent_windows(
     live = [window for window in live_windows(session, names) if until is None or window.slot <= until]
     last = {window.application_id: window.slot for window in sorted(live, key=attrgetter("slot"))}
     alike: dict[datetime, list[int]] = {}
-    for number, slot in session.execute(select(ApplicationRow.id, newest).where(ApplicationRow.id.in_(names))):
+    asked = is_one_of(session, ApplicationRow.id, names)
+    for number, slot in session.execute(select(ApplicationRow.id, newest).where(asked)):
         if slots_known := [known for known in (slot, last.get(number)) if known is not None]:
             alike.setdefault(max(slots_known), []).append(number)
     # Not as pairs of application and slot: for those SQLite uses no index, and reads the whole table.
     groups = [
-        WindowRow.application_id.in_(numbers) & WindowRow.slot.in_([slot - slot_length * back for back in range(slots)])
+        is_one_of(session, WindowRow.application_id, numbers)
+        & WindowRow.slot.in_([slot - slot_length * back for back in range(slots)])
         for slot, numbers in alike.items()
     ]
     oldest = {number: slot - slot_length * (slots - 1) for slot, numbers in alike.items() for number in numbers}
