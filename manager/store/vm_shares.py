@@ -26,7 +26,8 @@ class VmShares:
         if vm in self.by_vm:
             used, waited, at_s = self.by_vm[vm]
             at = datetime.fromtimestamp(at_s, UTC)
-        return at, f'{{"cpu_share":{json.dumps(used)},"run_delay_share":{json.dumps(waited)},{body[1:]}'
+        # Numbers as JSON has them, at a fifth of the cost: there are many.
+        return at, f'{{"cpu_share":{used!r},"run_delay_share":{waited!r},{body[1:]}'
 
     def used(self, vm: str, used: float) -> float:
         """The share of the host's CPU time that a VM used, from the column of its row where nothing newer is known."""
