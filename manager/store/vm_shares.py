@@ -26,7 +26,7 @@ class VmShares:
         if vm in self.by_vm:
             used, waited, at_s = self.by_vm[vm]
             at = datetime.fromtimestamp(at_s, UTC)
-        # Numbers as JSON has them, at a fifth of the cost: there are many.
+        # Finite numbers are written as JSON writes them: there are many.
         return at, f'{{"cpu_share":{used!r},"run_delay_share":{waited!r},{body[1:]}'
 
     def used(self, vm: str, used: float) -> float:
