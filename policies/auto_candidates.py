@@ -117,8 +117,8 @@ def waits_materially(snapshot: Snapshot, uses: Mapping[str, VmUse], application:
 
 
 def _idle(case: _Case) -> Iterator[StepCandidate]:
-    """The idle class for batch VMs, where the host's registration does not give it to them anyhow."""
-    may = [vm for vm in driven(case.snapshot) if vm.idle is not None and vm.spec.weight is None]
+    """The idle class for batch VMs that do not have it anyhow, by the host's registration or by their group."""
+    may = [vm for vm in driven(case.snapshot) if vm.idle is False and not vm.batch_group and vm.spec.weight is None]
     if may and not case.snapshot.host.batch_idle and (StepKind.IDLE, "") not in case.in_force:
         gain = IDLE_PART * case.by_wait * _part(may, case)
         yield StepCandidate(case.step(StepKind.IDLE), gain, IDLE_COST, 0.0, f"{case.waits}, beside batch VMs")

@@ -76,6 +76,16 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
     return decision, BatchMemory(share, raised, measured, measured_s)
 
 
+def comes_last(decision: Decision, snapshot: Snapshot) -> bool:
+    """Whether batch VMs are to yield to all others: each without a registered weight gets the smallest there is."""
+    scale = snapshot.capabilities.weights
+    if scale is None:
+        return False
+    weights = {goal.vm: goal.weight for goal in decision.weights}
+    driven = [vm.name for vm in snapshot.vms if not vm.critical and vm.spec.weight is None]
+    return bool(driven) and all(weights.get(name, scale.maximum) <= scale.batch for name in driven)
+
+
 def _awake(goals: tuple[IdleGoal, ...], driven: Sequence[VmView], why: str) -> tuple[IdleGoal, ...]:
     """The goals with these batch VMs out of the idle class, in which nothing gives them their floor."""
     names = {vm.name for vm in driven}

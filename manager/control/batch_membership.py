@@ -2,7 +2,9 @@
 
 On kernels where a queue with several groups of batch VMs wakes critical vCPUs late (docs/internals/tail.md), one group
 above them leaves each queue with one. Shares stay what the policy decided: the group has the sum of what its VMs would
-have, and they divide that among themselves as they would have without it.
+have, and they divide that among themselves as they would have without it. Where each would have the smallest weight
+there is, the group is in the idle class: a pCPU that only such threads run on counts as idle where the kernel looks for
+one that a waking thread can have at once.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ _ENOUGH = 2
 _NAMED = 3
 """So many VMs are named."""
 _WHY = "batch VMs below one group: critical vCPUs wake up on time beside several of them"
+_LONE = "the only batch VM: in the idle class, as a group of several would be"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,12 @@ def is_wanted(host: HostSpec, capabilities: Capabilities) -> bool:
     return needed and host.mode is not Mode.RELEASED
 
 
-def plan_batch_group(decision: Decision, snapshot: Snapshot) -> Grouped:
+def plan_batch_group(decision: Decision, snapshot: Snapshot, *, last: bool = False) -> Grouped:
     """Who belongs into the batch group, and what it and they get there.
 
     VMs with a registered weight stay outside: they are to have that beside the critical ones. Nobody is moved where
-    there is no critical VM, or only one batch VM, to begin with.
+    there is no critical VM, or only one batch VM, to begin with. ``last``: batch VMs are to yield to all others, see
+    ``manager.control.batch.comes_last``.
     """
     scale = snapshot.capabilities.weights
     if scale is None or not is_wanted(snapshot.host, snapshot.capabilities):
@@ -57,7 +61,7 @@ def plan_batch_group(decision: Decision, snapshot: Snapshot) -> Grouped:
     note = _outside(snapshot)
     inside = [view for view in members if view.batch_group != OUTSIDE]
     if not inside and (len(members) < _ENOUGH or not any(view.critical for view in snapshot.vms)):
-        return Grouped(decision, note=note)
+        return Grouped(_with_lone(decision, snapshot) if last else decision, note=note)
     names = tuple(view.name for view in members)
     others = [view.name for view in snapshot.vms if view.batch_group == INSIDE and not _belongs(view)]
     if others or snapshot.batch_group.strangers:
@@ -65,7 +69,16 @@ def plan_batch_group(decision: Decision, snapshot: Snapshot) -> Grouped:
         return Grouped(decision, names, problem=f"{who} is in the batch group: its weight is left alone", note=note)
     if not inside or not snapshot.batch_group.exists:
         return Grouped(decision, names, note=note)  # its own goals follow when it is there
-    return replace(_with_weights(decision, snapshot, scale, names, {view.name for view in inside}), note=note)
+    return replace(_with_weights(decision, snapshot, scale, names, {view.name for view in inside}, last), note=note)
+
+
+def _with_lone(decision: Decision, snapshot: Snapshot) -> Decision:
+    """The decision with the idle class for the only batch VM there is beside critical ones."""
+    lone = [view for view in snapshot.vms if not view.critical and view.mode is not Mode.RELEASED]
+    critical, decided = any(view.critical for view in snapshot.vms), {goal.vm for goal in decision.idle}
+    if not critical or len(lone) >= _ENOUGH or any(view.idle is None or view.name in decided for view in lone):
+        return decision
+    return replace(decision, idle=(*decision.idle, *(IdleGoal(view.name, True, _LONE) for view in lone)))
 
 
 def _outside(snapshot: Snapshot) -> str:
@@ -84,7 +97,7 @@ def _belongs(view: VmView) -> bool:
 
 
 def _with_weights(
-    decision: Decision, snapshot: Snapshot, scale: WeightScale, names: tuple[str, ...], inside: set[str]
+    decision: Decision, snapshot: Snapshot, scale: WeightScale, names: tuple[str, ...], inside: set[str], last: bool
 ) -> Grouped:
     outside = {goal.vm: goal for goal in decision.weights}
     had = {name: outside[name].weight if name in outside else scale.batch for name in sorted(inside)}
@@ -93,7 +106,7 @@ def _with_weights(
     for name, weight in had.items():
         within = scale.clamp(scale.default * weight // least)
         weights.append(WeightGoal(name, within, f"its share of the batch group; {_reason(outside.get(name))}"))
-    idle = all(_is_idle(decision.idle, name) for name in inside)
+    idle = last or all(_is_idle(decision.idle, name) for name in inside)
     own = [(Knob.BATCH_WEIGHT, scale.clamp(sum(had.values())))]
     if snapshot.capabilities.idle_class:
         own.insert(0, (Knob.BATCH_IDLE, int(idle)))

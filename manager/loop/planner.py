@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from manager.control.batch import BatchMemory, guard_batch
+from manager.control.batch import BatchMemory, comes_last, guard_batch
 from manager.control.batch_claims import divide_by_claims
 from manager.control.batch_membership import plan_batch_group
 from manager.control.ceiling_plan import CeilingState, plan_disk_ceilings
@@ -154,10 +154,11 @@ class Planner:
         self.explanations = decision.explanations
         decision, limited = limit_decision(decision, self._limits)
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
+        last = comes_last(decision, snapshot)  # before they divide among themselves
         faring = {vm.vm: vm for vm in progress.vms}
         decision, self._divided = divide_by_claims(decision, snapshot, faring, self._divided)
         self.cache = CacheDecided(decision.ways, decision.bandwidths, decision.on_trial)
-        grouped = plan_batch_group(decision, snapshot)
+        grouped = plan_batch_group(decision, snapshot, last=last)
         self._outside = grouped.note
         pinned = self._pinned_now(reading, specs, journal)
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()

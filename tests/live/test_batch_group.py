@@ -83,7 +83,7 @@ def batch_file(name: str) -> Path:
 
 
 def in_force() -> bool:
-    return all(map(inside, BATCHES)) and batch_file("cpu.shares").read_text() == "4\n"
+    return all(map(inside, BATCHES)) and batch_file("cpu.idle").read_text() == "1\n"
 
 
 def test_all_threads_of_batch_vms_come_in_and_go_back_to_their_very_groups(

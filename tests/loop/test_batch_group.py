@@ -41,7 +41,7 @@ def test_vms_move_in_the_group_gets_their_weights_and_all_goes_back(host: Rig) -
     assert host.host.batch == {Knob.BATCH_IDLE: 0, Knob.BATCH_WEIGHT: 2}
     host.tick()
     assert weights(host) == [10_000, 1024, 1024]
-    assert host.host.batch[Knob.BATCH_WEIGHT] == 4
+    assert host.host.batch[Knob.BATCH_IDLE] == 1
     assert not host.tick().outcomes, "and then it stays"
     undone = host.loop.release("test")
     assert {outcome.kind for outcome in undone.outcomes} == {OutcomeKind.RESTORED}
@@ -110,7 +110,7 @@ def test_a_group_that_ended_with_its_vms_is_forgotten_and_made_again(host: Rig) 
     for _ in range(3):
         host.tick()
     assert places(host) == [OUTSIDE, INSIDE, INSIDE]
-    assert host.host.batch[Knob.BATCH_WEIGHT] == 4
+    assert host.host.batch[Knob.BATCH_IDLE] == 1
 
 
 def test_the_group_is_in_the_idle_class_for_its_vms(host: Rig) -> None:

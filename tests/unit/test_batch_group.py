@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manager.control.batch import comes_last
 from manager.control.batch_membership import plan_batch_group
 from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, BatchGroup, WeightScale
@@ -21,7 +22,7 @@ SCALES = {CPU_SHARES_V1: 1, CPU_WEIGHT_V2: 2}
 
 def batch(name: str, place: int | None = OUTSIDE, own_weight: int | None = None, mode: Mode = Mode.ENFORCE) -> VmView:
     made = view(name, VmClass.BATCH, weight=2, own_weight=own_weight, mode=mode)
-    return replace(made, batch_group=place)
+    return replace(made, batch_group=place, idle=False)
 
 
 def moment(
@@ -107,6 +108,51 @@ def test_the_group_is_in_the_idle_class_where_all_its_vms_are_to_be() -> None:
     one = plan_batch_group(replace(both, idle=both.idle[:1]), seen)
     assert [goal.value for goal in one.goals if goal.key.knob is Knob.BATCH_IDLE] == [0]
     assert one.decision.idle == both.idle[:1]
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"c": 2, "d": 2, "web": 10_000}, True),
+        ({"c": 2, "d": 3, "web": 10_000}, False),
+        ({"c": 2, "web": 10_000}, False),
+        ({"c": 1024, "d": 1024, "web": 1024}, False),
+        ({}, False),
+    ],
+)
+def test_batch_vms_come_last_where_each_gets_the_smallest_weight_there_is(given: dict[str, int], last: bool) -> None:
+    seen = moment(batch("c"), batch("d"), batch("e", own_weight=500), view("web"))
+    assert comes_last(decision(**given), seen) is last
+    assert not comes_last(decision(web=10_000), moment(batch("e", own_weight=2), view("web")))
+
+
+def test_a_group_that_comes_last_is_in_the_idle_class_however_its_vms_divide_it() -> None:
+    seen = moment(batch("c", INSIDE), batch("d", INSIDE), view("web"))
+    found = plan_batch_group(decision(c=2, d=18), seen, last=True)
+    assert [goal.value for goal in found.goals if goal.key.knob is Knob.BATCH_IDLE] == [1]
+    assert weights(found.decision) == {"c": 1024, "d": 9 * 1024}
+    assert not found.decision.idle
+
+
+@pytest.mark.parametrize(
+    ("vms", "idle"),
+    [
+        ((batch("c"), view("web")), ["c"]),
+        ((batch("c", None), view("web")), ["c"]),
+        ((batch("c"),), []),
+        ((batch("c", mode=Mode.RELEASED), view("web")), []),
+        ((replace(batch("c"), idle=None), view("web")), []),
+        ((batch("c"), batch("d"), view("web")), []),
+    ],
+)
+def test_the_only_batch_vm_that_comes_last_is_in_the_idle_class_by_itself(
+    vms: tuple[VmView, ...], idle: list[str]
+) -> None:
+    asked = decision(c=2, d=2)
+    found = plan_batch_group(asked, moment(*vms), last=True)
+    assert [goal.vm for goal in found.decision.idle if goal.idle] == idle
+    assert not plan_batch_group(asked, moment(*vms)).decision.idle
+    assert not plan_batch_group(asked, moment(*vms, use=BatchGroupUse.OFF), last=True).decision.idle
 
 
 @pytest.mark.parametrize(
