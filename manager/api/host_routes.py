@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import fields, replace
+from datetime import datetime
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from flask import Response
 from pydantic import AwareDatetime, Field, TypeAdapter
+from pydantic_core import to_json
 from sqlalchemy.orm import Session
 
 from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST, audited
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
 from manager.api.merge import named, patched
-from manager.api.paging import Page, part, part_by_name, read_cursor
+from manager.api.paging import NAME, Page, next_cursor, part, part_by_name, read_cursor
 from manager.api.queries import Conditions, DomainQuery, HostQuery, NamePath, PageQuery, ServiceQuery
 from manager.api.schemas.registration_shapes import DomainOut, HostOut, MergePatch, ServiceOut
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
-from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, json_fields
+from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, json_fields, json_of
 from manager.model.finding import Findings
 from manager.model.host import Capabilities
 from manager.model.registration import HostIn, HostSpec
@@ -27,11 +31,13 @@ from manager.model.traffic import HostServices, SeenService
 from manager.protocol.report import TickStatus
 from manager.store.agent_tenure import replace_agent, rival_of
 from manager.store.hosts import (
+    ListedHost,
     adopt_host,
     get_findings,
     get_services,
     is_reporting,
     list_domains,
+    list_hosts,
     put_host,
     shared_names,
 )
@@ -45,6 +51,8 @@ _DOMAIN = TypeAdapter(tuple[Text, Text])
 _SERVICE: TypeAdapter[tuple[str, int]] = TypeAdapter(tuple[Text, int])
 """Cursors of services by UUID of the domain and port."""
 _MOST_DOMAINS = 5000
+_REPORTED = {"tick", "capabilities"}
+_COLUMNS = [field.name for field in fields(HostOut) if field.name not in {*_REPORTED, "rival_instance"}]
 
 
 class ServicesPage(Page[ServiceOut]):
@@ -62,6 +70,25 @@ class HostCapabilities(Schema):
     capabilities: Capabilities | None
 
 
+def _registered(row: HostRow, now: datetime) -> HostOut:
+    """A host without its last tick and capabilities."""
+    columns = {name: getattr(row, name) for name in _COLUMNS}
+    return HostOut(**columns, rival_instance=rival_of(row, now))
+
+
+def _host_json(host: ListedHost, now: datetime) -> bytes:
+    """A HostOut as JSON. Many hosts have the same capabilities, which are long: these are read and written once."""
+    registered = adapter_of(HostOut).dump_json(_registered(host.row, now), by_alias=True, exclude=_REPORTED)
+    tick = b"null" if host.tick is None else json_of(TickStatus.model_validate_json(host.tick))
+    capabilities = b"null" if host.capabilities is None else _capabilities_json(host.capabilities)
+    return b'%b,"tick":%b,"capabilities":%b}' % (registered[:-1], tick, capabilities)
+
+
+@lru_cache(maxsize=1024)
+def _capabilities_json(stored: str) -> bytes:
+    return json_of(adapter_of(Capabilities).validate_json(stored))
+
+
 def hosts_api(context: ManagerContext) -> RouteGroup:
     """The routes of hosts."""
     api = RouteGroup("hosts", "KVM machines, each with one agent.")
@@ -70,18 +97,20 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
     def host_out(row: HostRow) -> HostOut:
         capabilities = None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities)
         tick = None if row.tick is None else TickStatus.model_validate(row.tick)
-        reported = {"rival_instance": rival_of(row, context.now()), "tick": tick, "capabilities": capabilities}
-        return HostOut(**fields_of(HostOut, row) | reported)
+        return replace(_registered(row, context.now()), tick=tick, capabilities=capabilities)
 
     def answered(row: HostRow, created: bool = False) -> Response:
         return answer(host_out(row), 201 if created else 200, row.etag)
 
-    @api.at("GET /hosts", VIEWER)
-    def list_hosts(query: HostQuery) -> Page[HostOut]:
+    @api.at("GET /hosts", VIEWER, Page[HostOut])
+    def list_hosts_(query: HostQuery) -> Response:
         """All hosts by name."""
-        return part_by_name(
-            Page[HostOut], query, database, HostRow, host_out, if_asked(is_reporting(), query.reporting)
-        )
+        after, wanted = read_cursor(query, NAME), if_asked(is_reporting(), query.reporting)
+        with database.reading() as session:
+            hosts = list_hosts(session, after, query.limit + 1, query.search, wanted)
+        following = next_cursor(query, hosts, lambda host: host.row.name)
+        items = b",".join(_host_json(host, context.now()) for host in hosts[: query.limit])
+        return answer(b'{"items":[%b],"next":%b}' % (items, to_json(following)))
 
     @api.at("GET /hosts/<name>", VIEWER_OR_OWN_HOST, HostOut)
     def get_host(path: NamePath) -> Response:

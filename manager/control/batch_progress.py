@@ -21,7 +21,7 @@ from manager.model.job import MOST_SLOWDOWN, AloneBy, BatchJob, BatchVm, JobStat
 from manager.model.records import News, Severity
 from manager.model.units import percent
 
-FOLLOW_S = 5.0
+FOLLOW_S = 10.0
 """How batch VMs fare is looked at so often, and not in each of shorter intervals: their work takes hours."""
 WINDOW_S = 60.0
 """Rates are averages over so long."""

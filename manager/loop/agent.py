@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 
 from manager.host.port import MigrationPort
 from manager.logs import TICK_NUMBER, within
@@ -107,6 +109,7 @@ class Agent:
         )
         self._statuses = VmStatuses()
         self._sources: _Sources | None = None
+        self._configured_for: tuple[object, ...] = (None,) * 4
         self._policy: str | None = None
         self._decides = False
 
@@ -194,7 +197,8 @@ class Agent:
         self._decides = result.warp.mechanism is Mechanism.SCHED_EXT
         discovery = self._look_at_discovery()
         guard = self._guard.status if self._guard else None
-        status = tick_status(
+        status = partial(  # made when it is reported, which not each is
+            tick_status,
             result,
             self._schedule.overruns,
             owned,
@@ -208,7 +212,7 @@ class Agent:
             view.application.name for view in result.snapshot.applications if view.sla_state is SlaState.VIOLATED
         )
         statuses = self._statuses.of(result, self._journal, self._host.migrating())
-        self.reporter.latest = Latest(status, statuses, violated)
+        self.reporter.latest = Latest(status, statuses, assigned.revision, violated)
 
     def _look_at_discovery(self) -> Discovery:
         """Report what changed of the discovery of domains since the last tick."""
@@ -239,6 +243,10 @@ class Agent:
     def _configure(self, assignment: Assignment, result: TickResult) -> None:
         """Let the sources be those of the assignment, believing the VMs that run here."""
         addresses_of, taps_of = self._host.addresses(), self._host.taps()
+        given = assignment, result.specs, addresses_of, taps_of
+        if all(map(is_, given, self._configured_for)):  # mostly the same objects
+            return
+        self._configured_for = given
         addresses = {spec.name: addresses_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
         wanted = _Sources(assignment.applications, assignment.slot_s, addresses, taps, dict(taps_of))

@@ -54,10 +54,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What the last tick left for the next report. ``violated``: the applications that violate their SLA."""
+    """What the last tick left for the next report.
 
-    tick: TickStatus
+    ``tick`` makes its status, ``revision`` is that of the assignment it acted on, and ``violated`` are the applications
+    that violate their SLA.
+    """
+
+    tick: Callable[[], TickStatus]
     vms: list[VmStatus]
+    revision: int | None
     violated: frozenset[str] = frozenset()
 
 
@@ -201,7 +206,7 @@ class Reporter(Background):
             or any(vm.migrating for vm in latest.vms)
             or self._migrations.untold
             or self._oversight.stalled_s is not None
-            or latest.tick.assignment_revision != reported.tick.assignment_revision
+            or latest.revision != reported.revision
         )
 
     def _live_windows(self) -> tuple[Window, ...]:
@@ -221,8 +226,8 @@ class Reporter(Background):
         """The last tick where it is new; and while none comes, the same again with for how long."""
         stalled_s = self._oversight.stalled_s
         if latest is not None and stalled_s is not None:
-            return latest.tick.model_copy(update={"stalled_s": stalled_s})
-        return latest.tick if latest is not None and latest is not self._reported else None
+            return latest.tick().model_copy(update={"stalled_s": stalled_s})
+        return latest.tick() if latest is not None and latest is not self._reported else None
 
     def _vms(self, latest: Latest | None, *, afresh: bool) -> tuple[list[VmStatus] | None, bool]:
         """All VMs; or, where the same ones were reported before, those that changed since, None: none did.

@@ -17,6 +17,8 @@ from manager.model.resource_use import HostCounters, ResourceUse
 
 EVERY_S = 5.0
 """A round takes so long, spread over ticks; with a longer interval it is one of each tick."""
+CALM_EVERY_S = 10.0
+"""The same while every SLA is met: what changes then changes nothing of what is decided."""
 NO_RESOURCES = ResourceUse()
 
 
@@ -26,7 +28,7 @@ class ResourceKeeper:
     def __init__(self, port: ResourcePort | None, interval_s: float) -> None:
         """``port`` None: the host has no such counters. ``interval_s`` is the time between two ticks."""
         self._port = port
-        self._part = min(interval_s / EVERY_S, 1.0)
+        self._interval_s = interval_s
         self._before = Round()
         self._vms: dict[str, CountedVm] = {}
         self._waiting: Iterator[tuple[str, VmInstance]] = iter(())
@@ -48,17 +50,20 @@ class ResourceKeeper:
         critical: Collection[str] = (),
         whole: bool = False,
         pins: Mapping[str, Collection[int]] = MappingProxyType({}),
+        calm: bool = False,
     ) -> None:
         """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps.
 
-        ``pins``: the pCPUs that critical ones are pinned to.
-        ``whole``: all that are left of the round.
+        ``pins``: the pCPUs that critical ones are pinned to. ``whole``: all that are left of the round. ``calm``: every
+        SLA is met. The first round that gives rates does not wait for that.
         """
         if self._port is None:
             return
         if self._left == 0:
             self._begin(vms)
-        for name, instance in self._next(self._left if whole else math.ceil(self._size * self._part)):
+        every_s = CALM_EVERY_S if calm and self.rounds else EVERY_S
+        part = min(self._interval_s / every_s, 1.0)
+        for name, instance in self._next(self._left if whole else math.ceil(self._size * part)):
             if vms.get(name) != instance:  # it ended since the round began
                 continue
             with contextlib.suppress(VmVanished, HostError):  # one VM does not stop the others; it has no rates then

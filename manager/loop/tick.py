@@ -33,11 +33,12 @@ from manager.model.records import DecisionRecord, Event, News, Severity
 from manager.model.registration import Assignment, Mode, VmSpec
 from manager.model.resource_use import ResourceUse
 from manager.model.warp import NO_WARPS, Mechanism, WarpPlan
-from manager.model.window import Window
+from manager.model.window import SlaState, Window
 from policies.base import Policy
 
 _HOST_RELEASED = "host released"
 _OF_CPU_GROUPS = of_family(Family.CPU_GROUP)
+_CALM = frozenset({SlaState.MET, SlaState.NO_DATA})
 _REPLUGGED_TICKS = 3
 """For so many ticks after pCPUs went offline or came back the kernel may have undone pins."""
 
@@ -329,7 +330,8 @@ class ControlLoop:
         instances = {spec.name: states[domain].instance for domain, spec in specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()}
         pins = {view.name: view.pinned for view in snapshot.vms if view.critical}
-        self._resources.look(instances, taps, pins.keys(), whole, pins)
+        calm = all(view.sla_state in _CALM for view in snapshot.applications)
+        self._resources.look(instances, taps, pins.keys(), whole, pins, calm)
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs

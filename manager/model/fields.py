@@ -176,7 +176,12 @@ def json_fields(value: object) -> dict[str, Any]:
 
 def fields_of(kind: type, value: object) -> dict[str, Any]:
     """The fields of a dataclass by name, from a value that has them all, such as a row or a value with more of them."""
-    return {field.name: getattr(value, field.name) for field in fields(kind)}
+    return {name: getattr(value, name) for name in _names(kind)}
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def bounds_of(kind: type) -> dict[str, tuple[float, float]]:

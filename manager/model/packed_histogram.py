@@ -36,7 +36,20 @@ _WINDOW, _MEMORY = -9, 4  # of DEFLATE: so short a text needs no more, and clear
 
 def pack(histogram: Histogram) -> bytes:
     """A histogram as bytes; ``unpack`` is the inverse. Raises ValueError for counts below 0 or from 2^63 on."""
-    plain = histogram.packed if isinstance(histogram, UnreadHistogram) else pack_plain(histogram)
+    return _squeezed(histogram.packed if isinstance(histogram, UnreadHistogram) else pack_plain(histogram))
+
+
+def as_packed(histogram: Histogram) -> UnreadHistogram:
+    """The same histogram with the bytes that ``pack`` makes, which are not read again. Raises ValueError like that."""
+    if isinstance(histogram, UnreadHistogram) or not histogram.buckets:
+        return UnreadHistogram(pack(histogram))
+    first, distances, counts = _parts_of(histogram.buckets)
+    made = UnreadHistogram.__new__(UnreadHistogram)
+    _hold(made, _squeezed(from_parts(first, distances, counts)), first, distances, counts)
+    return made
+
+
+def _squeezed(plain: bytes) -> bytes:
     if len(plain) <= _HEAD.size + _SMALL_BYTES or plain[0] == _COMPRESSED:
         return plain
     _, first, length = _HEAD.unpack_from(plain)
@@ -49,8 +62,12 @@ def pack_plain(histogram: Histogram) -> bytes:
     buckets = histogram.buckets
     if not buckets:
         return b""
+    return from_parts(*_parts_of(buckets))
+
+
+def _parts_of(buckets: Mapping[int, int]) -> tuple[int, list[int], list[int]]:
     numbers = sorted(buckets)
-    return from_parts(numbers[0], list(map(sub, numbers[1:], numbers)), list(map(buckets.__getitem__, numbers)))
+    return numbers[0], list(map(sub, numbers[1:], numbers)), list(map(buckets.__getitem__, numbers))
 
 
 def unpack(packed: bytes) -> Histogram:
@@ -75,14 +92,7 @@ class UnreadHistogram(Histogram):
 
     def __init__(self, packed: bytes) -> None:
         """Raises ValueError for bytes that ``pack`` does not make."""
-        first, distances, counts = _checked(packed) if packed else (0, b"", b"")
-        write = object.__setattr__
-        write(self, "packed", packed)
-        write(self, "_count", sum(counts))
-        write(self, "_percentile_us", None)
-        write(self, "_first", first)
-        write(self, "_distances", distances)
-        write(self, "_counts", counts)
+        _hold(self, packed, *(_checked(packed) if packed else (0, b"", b"")))
 
     @property
     def buckets(self) -> Mapping[int, int]:
@@ -117,6 +127,16 @@ class UnreadHistogram(Histogram):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UnreadHistogram, (self.packed,)
+
+
+def _hold(made: UnreadHistogram, packed: bytes, first: int, distances: Sequence[int], counts: Sequence[int]) -> None:
+    write = object.__setattr__
+    write(made, "packed", packed)
+    write(made, "_count", sum(counts))
+    write(made, "_percentile_us", None)
+    write(made, "_first", first)
+    write(made, "_distances", distances)
+    write(made, "_counts", counts)
 
 
 def _checked(packed: bytes) -> tuple[int, Sequence[int], Sequence[int]]:

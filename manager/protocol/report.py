@@ -29,7 +29,7 @@ from manager.model.host import Capabilities
 from manager.model.job import BatchVm
 from manager.model.knobs import Knob
 from manager.model.migration import MigrationReport
-from manager.model.packed_histogram import MOST_BYTES, UnreadHistogram, pack
+from manager.model.packed_histogram import MOST_BYTES, UnreadHistogram, as_packed
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse
@@ -354,8 +354,7 @@ class ReportedWindow(Window):
 
 def reported_window(window: Window, *, packed: bool) -> ReportedWindow:
     """A window as it is reported, with its histogram as bytes or as counts."""
-    histogram = UnreadHistogram(pack(window.histogram)) if packed else None
-    return ReportedWindow(**fields_of(Window, window), packed=histogram)
+    return ReportedWindow(**fields_of(Window, window), packed=as_packed(window.histogram) if packed else None)
 
 
 class ReportIn(Schema):

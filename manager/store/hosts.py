@@ -6,15 +6,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Integer,
     Select,
     String,
+    Text,
     and_,
     bindparam,
+    cast,
     delete,
     func,
     literal,
@@ -22,15 +24,23 @@ from sqlalchemy import (
     select,
     tuple_,
 )
-from sqlalchemy.orm import Session, aliased, defer
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer
 
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
 from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
-from manager.store.models import HostRow, VmRow, VmStatusRow
-from manager.store.registrations import Precondition, get, refuse_bad_host, replace, touch
+from manager.store.models import HostRow, Json, VmRow, VmStatusRow
+from manager.store.registrations import (
+    Precondition,
+    by_name,
+    get,
+    has_in_name,
+    refuse_bad_host,
+    replace,
+    touch,
+)
 from manager.store.row_writes import upsert
 from manager.store.vm_shares import read_shares, set_shares
 
@@ -118,6 +128,30 @@ def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -
 def is_reporting() -> ColumnElement[bool]:
     """Whether a host's agent reports."""
     return and_(HostRow.last_seen_at.is_not(None), HostRow.silent.is_(False))
+
+
+class ListedHost(NamedTuple):
+    """A host, and its last tick and capabilities as JSON text, which are not in ``row``; None: never reported."""
+
+    row: HostRow
+    tick: str | None
+    capabilities: str | None
+
+
+def list_hosts(
+    session: Session, after: str | None, limit: int, search: str | None, wanted: Sequence[ColumnElement[bool]]
+) -> list[ListedHost]:
+    """A page of the hosts that are ``wanted``, by name; with ``search`` in their names."""
+    reported = (HostRow.tick, HostRow.capabilities)
+    query = select(HostRow, *(_json_text(column) for column in reported)).options(*map(defer, reported))
+    query = query.where(*wanted, *([has_in_name(HostRow, search)] if search else []))
+    rows = session.execute(by_name(query, HostRow, after, limit))
+    return list(map(ListedHost._make, rows))
+
+
+def _json_text(column: InstrumentedAttribute[Json | None]) -> ColumnElement[str | None]:
+    """None where there is nothing, be it as JSON."""
+    return func.nullif(cast(column, Text), "null")
 
 
 def list_domains(

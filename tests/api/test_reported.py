@@ -24,6 +24,17 @@ def seen(api: Api, path: str = "/domains") -> list[tuple[str, str, str | None]]:
     return [(one["host"], one["libvirt_name"], one["registered_as"]) for one in items]
 
 
+def test_the_list_of_hosts_has_all_that_each_host_by_itself_has(api: Api) -> None:
+    api.ok("PUT", "/hosts/aside", {"policy": "equal"})
+    told(api)
+    api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()))
+    api.ok("POST", "/hosts/kvm2/report", report(tick=tick(number=8, errors=0)))
+    listed = api.ok("GET", "/hosts", role="viewer")["items"]
+    assert [host["name"] for host in listed] == sorted(["aside", HOST, "kvm2"])
+    assert [host["tick"] and host["tick"]["number"] for host in listed] == [None, 7, 8]
+    assert listed == [api.ok("GET", f"/hosts/{host['name']}", role="viewer") for host in listed]
+
+
 def test_domains_are_listed_with_the_vm_that_each_is_registered_as(api: Api) -> None:
     api.ok("PUT", "/vms/by-name", {"class": "batch", "libvirt_name": "domain 1"})
     api.ok("PUT", "/vms/by-uuid", {"class": "batch", "libvirt_uuid": UUIDS[2]})

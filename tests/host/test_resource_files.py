@@ -143,6 +143,19 @@ def test_a_file_that_a_host_does_not_have_is_missing_alone(v2: Tree, name: str) 
     assert differing == wanted.get(name, {"pressures"})
 
 
+def test_faults_are_looked_up_once_something_waited_for_memory_or_had_a_fault(v2: Tree) -> None:
+    group, resources = f"sys/fs/cgroup/{SCOPE}", v2.open()
+    assert same(resources.vm(WEB), major_faults=3)
+    v2.write({f"{group}/memory.stat": V2.replace(b"pgmajfault 3", b"pgmajfault 8")})
+    assert same(resources.vm(WEB), major_faults=3), "nothing says that there were any"
+    v2.write({f"{group}/memory.pressure": PSI.replace(b"total=100086327", b"total=100086328")})
+    assert same(resources.vm(WEB), major_faults=8)
+    v2.write({f"{group}/memory.stat": V2.replace(b"pgmajfault 3", b"pgmajfault 9")})
+    for _ in range(SELDOM):
+        found = resources.vm(WEB)
+    assert same(found, major_faults=9), "and now and then in any case"
+
+
 @pytest.mark.parametrize("text", [b"", b"garbage", b"some total=\n", b"\xff\xfe\n" * 10])
 def test_files_without_sense_count_nothing(v2: Tree, text: bytes) -> None:
     group = f"sys/fs/cgroup/{SCOPE}"

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.resource_keeper import EVERY_S, NO_RESOURCES
+from manager.loop.resource_keeper import CALM_EVERY_S, EVERY_S, NO_RESOURCES
 from manager.loop.status import tick_record, tick_status
 from manager.loop.tick import TickResult
 from manager.model.energy import EnergyCounter, EnergyPart, HostPower
@@ -31,7 +31,7 @@ from tests.fakes.resources import FakeResources
 from tests.fakes.vm import domain_uuid
 from tests.loop.conftest import Rig
 
-ROUND = round(EVERY_S)
+ROUND, CALM_ROUND = round(EVERY_S), round(CALM_EVERY_S)
 VMS = [f"vm{number}" for number in range(2 * ROUND)]
 DISK = {"vda": DiskCounters(0, 0, 0)}
 
@@ -83,6 +83,15 @@ def test_a_round_is_spread_over_ticks(counted: tuple[Rig, FakeResources]) -> Non
     assert resources.reads == sorted(VMS) * 2
 
 
+def test_while_every_sla_is_met_rounds_take_twice_as_long(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    tick(rig, resources, 2 * ROUND)  # the first rates do not wait
+    resources.reads.clear()
+    for number in range(1, CALM_ROUND + 1):
+        tick(rig, resources)
+        assert resources.reads == sorted(VMS)[:number]
+
+
 def test_rates_are_seen_by_the_ticks_after_a_round(counted: tuple[Rig, FakeResources]) -> None:
     rig, resources = counted
     assert tick(rig, resources, 2 * ROUND).snapshot.resources == NO_RESOURCES
@@ -97,9 +106,9 @@ def test_rates_are_seen_by_the_ticks_after_a_round(counted: tuple[Rig, FakeResou
 def test_a_record_has_them_once_a_round_and_only_what_is_notable(counted: tuple[Rig, FakeResources]) -> None:
     rig, resources = counted
     tick(rig, resources, 2 * ROUND)
-    records = [tick_record(tick(rig, resources)) for _ in range(2 * ROUND)]
+    records = [tick_record(tick(rig, resources)) for _ in range(3 * ROUND)]
     told = [number for number, record in enumerate(records) if record.resources is not None]
-    assert told == [0, ROUND]
+    assert told == [0, CALM_ROUND]
     first = records[0].resources
     assert first is not None
     assert [vm.vm for vm in first.vms] == ["vm0"]
@@ -114,7 +123,7 @@ def test_a_vm_that_restarts_amid_a_round_has_no_rates_of_its_past(counted: tuple
     result = tick(rig, resources, ROUND)
     assert result.snapshot.resources.of("vm0") is None
     assert [vm.vm for vm in rig.loop._resources.latest.vms] == sorted(VMS)[1:]
-    assert tick(rig, resources, 2 * ROUND).snapshot.resources.of("vm0") is not None
+    assert tick(rig, resources, 2 * CALM_ROUND).snapshot.resources.of("vm0") is not None
 
 
 @pytest.mark.parametrize("what", ["vanishes", "unreadable", "stops"])
@@ -136,12 +145,12 @@ def test_a_host_that_cannot_be_read_gives_no_rates_until_it_can(counted: tuple[R
     rig, resources = counted
     tick(rig, resources, 2 * ROUND)
     resources.failing = True
-    use = tick(rig, resources, ROUND + 1).snapshot.resources
+    use = tick(rig, resources, CALM_ROUND + 1).snapshot.resources
     assert (use.disks, use.uplinks) == ((), ())
     assert set(use.missing) == {Signal.DISK_LATENCY, Signal.NETWORK}
     assert use.of("vm0") is not None, "VMs are read for themselves"
     resources.failing = False
-    use = tick(rig, resources, 2 * ROUND).snapshot.resources
+    use = tick(rig, resources, 2 * CALM_ROUND).snapshot.resources
     assert use.missing == () and use.disks
 
 

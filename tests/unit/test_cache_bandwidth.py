@@ -252,11 +252,11 @@ RESOURCES = st.sampled_from([PERCENT, COARSE, EIGHTHS, MBPS])
 
 
 @settings(max_examples=10, deadline=None)
-@given(RESOURCES, st.floats(1, 14), st.floats(0, 0.5), st.floats(0.5, 0.95), st.integers(0, 1000))
+@given(RESOURCES, st.floats(1, 14), st.floats(0, 0.5), st.floats(0.5, 0.9), st.integers(0, 1000))
 def test_it_never_oscillates_under_constant_load(
     resource: BandwidthResource, at_gb: float, slow: float, fast: float, seed: int
 ) -> None:
-    """With noise of 10 %, and whatever the memory does: in the last of six hours there are few changes.
+    """With noise of 10 %, by which no SLA is missed once batch is held: in the last of six hours there are few changes.
 
     At most one way down to what helps, which noise can begin at any time, and a few tries of letting go.
     """

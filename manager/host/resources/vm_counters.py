@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
@@ -36,6 +37,15 @@ a policy of v1 does once it acts on them."""
 
 DeviceNames = Callable[[], Mapping[bytes, str]]
 DiskReader = Callable[[], Mapping[str, DiskCounters] | None]
+
+
+class _Faults(NamedTuple):
+    """Major faults and refaults of a group when it had waited for memory so long, and its process had so many."""
+
+    waited_us: int | None
+    of_process: int | None
+    major: int | None
+    refaults: int | None
 
 
 class VmCounterFiles:
@@ -68,6 +78,7 @@ class VmCounterFiles:
         self._vhost: list[HeldFile] = []
         self._counting: DiskReader | None = None
         self._work: GroupCounters | None = None
+        self._faults_then = _Faults(None, None, None, None)
         self._readings = instance.pid % SELDOM  # not those of all VMs at once
         if not process.is_alive(paths, instance):
             raise VmVanished(f"process {instance.pid} is gone", errno.ESRCH)
@@ -83,10 +94,11 @@ class VmCounterFiles:
         if seldom:
             self._find_vhost()
             self._counting = self._find_counting()
-        group_faults, refaults = faults(_text(self._memory) or b"")
+        pressures = Pressures(*(pressure_us(_text(file) or b"") for file in self._pressures))
+        group_faults, refaults = self._faults(pressures.memory_us, process_faults, seldom)
         return VmCounters(
             time.monotonic(),
-            Pressures(*(pressure_us(_text(file) or b"") for file in self._pressures)),
+            pressures,
             process_faults if group_faults is None else group_faults,
             refaults,
             resident_bytes,
@@ -94,6 +106,16 @@ class VmCounterFiles:
             self._vhost_ns(),
             self._work_done(),
         )
+
+    def _faults(self, waited_us: int | None, process_faults: int | None, seldom: bool) -> tuple[int | None, int | None]:
+        """Those of its group, major faults and refaults. To read them costs as much as half of all else; they are as
+        they were while nothing in the group waited for memory and its process had no fault.
+        """
+        then = self._faults_then
+        if seldom or waited_us is None or (waited_us, process_faults) != then[:2]:
+            read = faults(_text(self._memory) or b"")
+            self._faults_then = then = _Faults(waited_us, process_faults, *read)
+        return then.major, then.refaults
 
     def count_work(self, pcpus: Iterable[int]) -> bool:
         """Count instructions from now on, on these pCPUs; False where that cannot be."""
