@@ -108,8 +108,8 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
         after, wanted = read_cursor(query, NAME), if_asked(is_reporting(), query.reporting)
         with database.reading() as session:
             hosts = list_hosts(session, after, query.limit + 1, query.search, wanted)
-        following = next_cursor(query, hosts, lambda host: host.row.name)
-        items = b",".join(_host_json(host, context.now()) for host in hosts[: query.limit])
+        following, now = next_cursor(query, hosts, lambda host: host.row.name), context.now()
+        items = b",".join(_host_json(host, now) for host in hosts[: query.limit])
         return answer(b'{"items":[%b],"next":%b}' % (items, to_json(following)))
 
     @api.at("GET /hosts/<name>", VIEWER_OR_OWN_HOST, HostOut)

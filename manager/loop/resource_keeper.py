@@ -18,7 +18,7 @@ from manager.model.resource_use import HostCounters, ResourceUse
 EVERY_S = 5.0
 """A round takes so long, spread over ticks; with a longer interval it is one of each tick."""
 CALM_EVERY_S = 10.0
-"""The same while every SLA is met: what changes then changes nothing of what is decided."""
+"""The same while every SLA is met, and neither memory nor disks are divided: nobody waits for what it tells."""
 NO_RESOURCES = ResourceUse()
 
 
@@ -54,8 +54,8 @@ class ResourceKeeper:
     ) -> None:
         """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps.
 
-        ``pins``: the pCPUs that critical ones are pinned to. ``whole``: all that are left of the round. ``calm``: every
-        SLA is met. The first round that gives rates does not wait for that.
+        ``pins``: the pCPUs that critical ones are pinned to. ``whole``: all that are left of the round. ``calm``:
+        nobody waits for what it tells. The first round that gives rates is made at once.
         """
         if self._port is None:
             return

@@ -330,7 +330,8 @@ class ControlLoop:
         instances = {spec.name: states[domain].instance for domain, spec in specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()}
         pins = {view.name: view.pinned for view in snapshot.vms if view.critical}
-        calm = all(view.sla_state in _CALM for view in snapshot.applications)
+        decides = snapshot.host.memory.in_use or snapshot.host.disk.in_use
+        calm = not decides and all(view.sla_state in _CALM for view in snapshot.applications)
         self._resources.look(instances, taps, pins.keys(), whole, pins, calm)
 
     def _note_online(self, cpus: CpuSet) -> None:
