@@ -157,6 +157,8 @@ class Site:
 
     def start(self, name: str) -> None:
         """Start ``manager`` or ``agent``."""
+        before = self._processes.get(name)
+        assert before is None or before.poll() is not None, f"{name} runs already: nothing would end that one"
         command, variables = (
             (_equipoise("manager"), self.manager_environment)
             if name == "manager"
