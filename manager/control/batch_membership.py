@@ -3,8 +3,7 @@
 On kernels where a queue with several groups of batch VMs wakes critical vCPUs late (docs/internals/tail.md), one group
 above them leaves each queue with one. Shares stay what the policy decided: the group has the sum of what its VMs would
 have, and they divide that among themselves as they would have without it. Where each would have the smallest weight
-there is, the group is in the idle class: a pCPU that only such threads run on counts as idle where the kernel looks for
-one that a waking thread can have at once.
+there is, the group is in the idle class, which was measured to keep critical VMs waiting less than that weight.
 """
 
 from __future__ import annotations

@@ -77,11 +77,12 @@ def load_it_bears(console: Console) -> Callable[[Scene, LabHost, Meter], Scene]:
         with paused(lab, scene.batch):
             for _ in range(PROBES):
                 use = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use
-                rates = ", ".join(f"{service.name} {service.rate_rps:.0f}" for service in scene.services)
-                console.print(f"      alone they take {percent(use.host_share)} of the pCPUs with requests/s: {rates}")
+                console.print(f"      alone they take {percent(use.host_share)} of the pCPUs")
                 if use.host_share <= FULLEST_ALONE:
                     break
                 scene = eased(scene, use.host_share)
+        rates = ", ".join(f"{service.name} {service.rate_rps:.0f}" for service in scene.services)
+        console.print(f"      requests/s in all phases: {rates}")
         return scene
 
     return tune
