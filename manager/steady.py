@@ -50,19 +50,25 @@ class SteadyZone(tzinfo):
 
 
 class Every(BaseTrigger):  # type: ignore[misc] # the library has no types
-    """Fires every ``period_s`` seconds of steady time: first after one period, or ``at_once``."""
+    """Fires every ``period_s`` seconds of steady time: first after one period, or ``at_once``.
 
-    def __init__(self, period_s: float, *, at_once: bool = False) -> None:
+    Once only, after the first time, it waits ``turn_s`` longer, so that what begins together takes turns from then on.
+    """
+
+    def __init__(self, period_s: float, *, at_once: bool = False, turn_s: float = 0.0) -> None:
         """``period_s`` is above 0."""
-        self._period = timedelta(seconds=period_s)
+        self._period, self._turn = timedelta(seconds=period_s), timedelta(seconds=turn_s)
         self._at_once = at_once
+        self._first: datetime | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
         """The next time, never in the past by more than a period."""
         if previous_fire_time is None:
-            return now if self._at_once else now + self._period
+            self._first = now if self._at_once else now + self._period
+            return self._first
         left_out = max((now - previous_fire_time) // self._period, 0)
-        return previous_fire_time + max(left_out, 1) * self._period
+        due = previous_fire_time + max(left_out, 1) * self._period
+        return due + self._turn if previous_fire_time == self._first else due
 
 
 class AfterBoundaries(BaseTrigger):  # type: ignore[misc] # the library has no types

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import and_, delete, exists, or_, select
+from sqlalchemy import and_, delete, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from manager.control.interference_table import MeasuredMinute
@@ -96,6 +96,11 @@ def due_applications(session: Session, due: Due, limit: int) -> list[str]:
         .order_by(look.at.is_not(None), look.at, row.name)
     )
     return list(session.scalars(query.limit(limit)))
+
+
+def count_with_sla(session: Session) -> int:
+    """How many applications have an SLA."""
+    return session.scalar(select(func.count()).where(ApplicationRow.sla_response_time_ms.is_not(None))) or 0
 
 
 def look_of(session: Session, application: ApplicationRow) -> InterferenceLook | None:

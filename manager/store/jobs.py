@@ -102,10 +102,14 @@ class Jobs:
         self._scheduler = SteadyScheduler({_POOL: max(len(jobs), 1)})
 
     def start(self) -> None:
-        """Begin."""
+        """Begin. Those that are asked for equally often take turns: requests would wait for all of them at once."""
+        asked: dict[float, list[Job]] = {}
         for job in self._jobs:
-            every = Every(min(job.period_s, _ASKED_S), at_once=True)
-            self._scheduler.add(job.name, partial(self.ask, job), every, _POOL)
+            asked.setdefault(min(job.period_s, _ASKED_S), []).append(job)
+        for period_s, alike in asked.items():
+            for place, job in enumerate(alike):
+                every = Every(period_s, at_once=True, turn_s=period_s * place / len(alike))
+                self._scheduler.add(job.name, partial(self.ask, job), every, _POOL)
         self._scheduler.start()
 
     def close(self) -> None:

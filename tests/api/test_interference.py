@@ -155,6 +155,23 @@ def test_applications_of_a_host_are_looked_at_together(api: Api, monkeypatch: py
     assert known(api)["tables"][0]["minutes"] == MINUTES
 
 
+def test_a_run_looks_at_a_part_of_a_large_fleet(site: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interference_job, "_FEW", 1)
+    site.ok("PUT", "/applications/blog", {"sla": {"response_time_ms": 1}})
+    site.ok("PUT", "/applications/bare", {})
+    tell(site)
+
+    def looked_at() -> list[bool]:
+        names = ("blog", "shop")
+        return [site.ok("GET", f"/applications/{name}/interference")["at"] is not None for name in names]
+
+    assert looked_at() == [False, False]
+    look(site)
+    assert looked_at() == [True, False]
+    look(site)
+    assert looked_at() == [True, True]
+
+
 def test_where_nothing_is_measured_any_more_nothing_is_read(site: Api) -> None:
     tell(site)
     look(site)

@@ -7,8 +7,9 @@ The agents are the product's own, with a journal, an outbox and a connection eac
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
 log to disk) do. They begin one after the other within ``--ramp-s``, and all are left alone for ``--warm-up-s`` before
 anything counts. Beside them somebody reads lists; ``--reads-per-s 0``: nobody does, for the cost of reports alone. All
-share this machine, which is printed with the numbers. From these a fleet of 10,000 hosts is calculated: an estimate,
-that cost grows with the number of reports. ``--statements`` lists what PostgreSQL does for a report.
+share this machine, which is printed with the numbers; agents, which have others in a fleet, give way to the rest. From
+these a fleet of 10,000 hosts is calculated: an estimate, that cost grows with the number of reports. ``--statements``
+lists what PostgreSQL does for a report.
 
 A report is late when it is acknowledged more than an interval and ``--grace-s`` after the tick that it follows was due.
 Files of the agents are in memory: those of a real fleet are on as many disks.

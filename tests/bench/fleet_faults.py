@@ -11,7 +11,7 @@ Its disk is a small one in memory, whose flushes can be made slower. It needs ro
     machine   all processes of the other manager are killed; it starts again after ``--fault-s``
     slow      each flush of the database's disk takes 100 ms longer
     full      the database's disk is full
-    failover  the database is killed; the one that follows it is promoted 10 s later (sooner with a shorter ``--fault-s``)
+    failover  the database is killed; its follower is promoted 10 s later (sooner with a shorter ``--fault-s``)
     away      all managers are killed; they start again after ``--away-s``. With ``--away-history-min 60`` each
               agent then has an hour's history waiting, made in advance by the agents' own code with clocks set back
 

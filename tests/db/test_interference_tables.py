@@ -18,6 +18,7 @@ from manager.store.interference_tables import (
     Due,
     InterferenceLook,
     MadeTables,
+    count_with_sla,
     due_applications,
     look_of,
     measured_of,
@@ -90,6 +91,8 @@ def test_the_oldest_are_due_first(shops: Database) -> None:
             return due_applications(session, due_at(NOW), limit)
 
     assert due() == ["blog", "shop"], "an application without an SLA never is"
+    with shops.reading() as session:
+        assert count_with_sla(session) == 2
     put(shops, "blog", NOW - timedelta(minutes=1))
     assert due() == ["shop", "blog"]
     put(shops, "shop", NOW - timedelta(minutes=2))

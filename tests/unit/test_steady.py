@@ -104,6 +104,15 @@ def test_every_period_counts_from_the_one_before_and_leaves_out_what_is_long_ove
     assert trigger.get_next_fire_time(begin, begin + timedelta(seconds=47)) == begin + timedelta(seconds=40)
 
 
+def test_what_begins_together_takes_turns() -> None:
+    begin = SteadyZone(Clocks().steady).now()
+    trigger = Every(10.0, at_once=True, turn_s=4.0)
+    first = trigger.get_next_fire_time(None, begin)
+    second = trigger.get_next_fire_time(first, first)
+    third = trigger.get_next_fire_time(second, second)
+    assert [time - begin for time in (first, second, third)] == [timedelta(seconds=part) for part in (0, 14, 24)]
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 30
     while not condition():
