@@ -30,9 +30,6 @@ from policies.installed import InstalledPolicy
 STREAM = "/live"
 """Path of the change stream for pages; each stream occupies a thread."""
 
-_MIDDLE_ROUNDS = 100
-"""Rounds of the garbage collector in its middle generation for one in the oldest."""
-
 _REFUSED_STREAMS = 4  # threads that refuse streams above the limit
 
 Pages = Callable[[Flask, ManagerContext, Changes], None]
@@ -71,10 +68,6 @@ class ManagerServer:
         # for up to 60 ms.
         gc.collect()
         gc.freeze()
-        # What came since stays for long, too, and hardly has cycles. All of it is walked a tenth as often as is usual:
-        # of 1,000 hosts it took 70 ms every six seconds.
-        young, middle, _ = gc.get_threshold()
-        gc.set_threshold(young, middle, _MIDDLE_ROUNDS)
         self._jobs.start()
         if self._clock is not None:
             self._clock.start()
