@@ -54,10 +54,10 @@ OVERLAP = timedelta(hours=1)
 """So much is read again each time: agents that were away report late."""
 MAX_LOOK_S = 20.0
 """When a run has taken so long no other application is looked at in it."""
-_LEAST_RUNS = 20
-"""A run looks at so large a part of all applications at most, so that the job's cost grows with the fleet alone."""
+_ROUND_RUNS = 20
+"""A round of all applications takes so many runs at least: none of them keeps requests waiting for long."""
 _FEW = 100
-"""But at so many in any case."""
+"""So many are looked at in one run in any case."""
 _TOGETHER = 20  # applications of a host that are looked at within one transaction
 _ALL = 2**31 - 1
 
@@ -79,7 +79,7 @@ class InterferenceTables:
         now = run.now
         due = Due(now - AGAIN, now - SMALL_AGAIN, now - IDLE_AGAIN, measured_since=now - AGAIN - OVERLAP)
         with self._context.database.reading() as session:
-            names = due_applications(session, due, max(_FEW, math.ceil(count_with_sla(session) / _LEAST_RUNS)))
+            names = due_applications(session, due, max(_FEW, math.ceil(count_with_sla(session) / _ROUND_RUNS)))
             groups = _by_host(session, names)
         count = 0
         for group in groups:

@@ -12,6 +12,7 @@ from sqlalchemy import select, text, update
 
 from manager.errors import DatabaseUnavailable
 from manager.model.registration import HostSpec
+from manager.steady import Every, SteadyScheduler, SteadyZone
 from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
 from manager.store.jobs import Job, JobEnd, JobResult, Jobs, Run
@@ -202,6 +203,23 @@ def test_jobs_run_in_the_background_until_told_to_stop(fleet: Fleet) -> None:
     assert ran.wait(30)
     jobs.close()
     assert stopped == [True]
+
+
+def test_jobs_of_the_same_period_take_turns(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: dict[str, list[float]] = {}
+
+    def add(_self: SteadyScheduler, name: str, _job: object, trigger: Every, _pool: str) -> None:
+        begin = SteadyZone().now()
+        first = trigger.get_next_fire_time(None, begin)
+        second = trigger.get_next_fire_time(first, first)
+        added[name] = [(time - begin).total_seconds() for time in (first, second)]
+
+    monkeypatch.setattr(SteadyScheduler, "add", add)
+    periods_s = {"often": 5.0, "one": 60.0, "two": 60.0, "hourly": 3600.0}
+    jobs = Jobs(fleet.database, [Job(name, period_s, fleet.act) for name, period_s in periods_s.items()], fleet.clock)
+    jobs.start()
+    jobs.close()
+    assert added == {"often": [0, 5], "one": [0, 60], "two": [0, 80], "hourly": [0, 100]}, "which is asked for as often"
 
 
 def host(database: Database, name: str, second: float | None) -> None:
