@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
 from manager.control.claim_rules import RegisteredVm
+from manager.control.sla import watched_percentile
 from manager.control.source_rules import sources_in_force, sources_on
 from manager.model.fields import fields_of, json_of
 from manager.model.migration import MigrationOrder
@@ -50,6 +51,11 @@ class _Registered:
     @cached_property
     def names(self) -> dict[int, str]:
         return {number: application.name for number, application in self.applications.items()}
+
+    @cached_property
+    def percentiles(self) -> dict[int, float]:
+        """By which the applications are judged."""
+        return {number: watched_percentile(application.sla) for number, application in self.applications.items()}
 
     @cached_property
     def here(self) -> dict[str, RegisteredVm]:
@@ -99,11 +105,12 @@ class _Now:
 class SettledHost:
     """What a host that serves its applications alone is answered while the registrations are of this ``revision``.
 
-    ``numbers``: of the rows of its applications, by name.
+    ``numbers``: of the rows of its applications, by name; ``percentiles``: by which these are judged, by row number.
     """
 
     revision: int
     numbers: Mapping[str, int]
+    percentiles: Mapping[int, float]
     orders: tuple[MigrationOrder, ...]
     slots: SlotsOut
 
@@ -170,7 +177,7 @@ class Assignments:
             return None
         numbers = {name: number for number, name in registered.names.items()}
         slots = SlotsOut(digest=assigned.body.digest, windows={}, shared=False)
-        return SettledHost(registered.number, numbers, registered.orders, slots)
+        return SettledHost(registered.number, numbers, registered.percentiles, registered.orders, slots)
 
     def whole(self, session: Session, host: str, taps: bool = False) -> tuple[AssignmentOut, int]:
         """The whole assignment, and the revision it is made from. ``taps``: its agent can have sources of that type.

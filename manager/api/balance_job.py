@@ -29,7 +29,7 @@ from manager.control.balance import (
     resting,
     sources_of,
 )
-from manager.control.sla import sla_state
+from manager.control.sla import sla_state, watched_percentile
 from manager.errors import NotFound, TwinRefused
 from manager.model.migration import MigrationUse, MovePrediction
 from manager.model.registration import Mode, VmClass
@@ -41,11 +41,11 @@ from manager.sim.twin import Twin, calibrate
 from manager.sim.twin_move import predict_arriving, predict_leaving
 from manager.store.history import MeasuredPast
 from manager.store.jobs import Run
+from manager.store.latest_glances import latest_glances
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.proposals import Proposal, busy_hosts, past_migrations, propose
 from manager.store.source_rows import hosts_of
 from manager.store.vms import VmFilter, list_vms
-from manager.store.windows import latest_windows
 
 HISTORY = timedelta(minutes=30)
 """Of both hosts, from which their twins are made."""
@@ -185,11 +185,12 @@ class Balancer:
         """The hosts of applications whose SLA is violated now, and the violations that last."""
         context = self._context
         rows = [row for row in session.scalars(select(ApplicationRow)).all() if row.sla is not None]
-        latest = latest_windows(session, rows, context.slot_length, context.latest)
+        percentiles = {row.id: watched_percentile(row.sla) for row in rows}
+        latest = latest_glances(session, percentiles, context.slot_length, context.latest)
         bad = [
             row
             for row in rows
-            if sla_state(latest.get(row.name), row.sla, now.timestamp(), context.stale_s, context.min_samples)
+            if sla_state(latest.get(row.id), row.sla, now.timestamp(), context.stale_s, context.min_samples)
             is SlaState.VIOLATED
         ]
         hosts = hosts_of(session, {row.id: row.name for row in bad})

@@ -20,13 +20,14 @@ from manager.api.context import ManagerContext
 from manager.control.fleet_groups import WORST_FIRST, ApplicationGroup
 from manager.control.sla import sla_state, watched_percentile
 from manager.errors import Busy, DatabaseUnavailable
+from manager.model.glanced_window import GlancedWindow
 from manager.model.host_health import GlancedHost
 from manager.model.registration import Sla
-from manager.model.window import SlaState, Window, merge
+from manager.model.window import SlaState
 from manager.store.application_glances import GlancedApplication, hosts_of, list_applications
 from manager.store.database import registration_revision
 from manager.store.host_glances import count_hosts, read_glances
-from manager.store.windows import recent_windows
+from manager.store.latest_glances import latest_glances
 
 _FRESH, _OLD = 0.5, 1.5
 """Intervals: for the first an overview is not read anew; for the second it is shown while the next one is read."""
@@ -36,12 +37,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ApplicationGlance:
-    """An application with its latest window; ``measured_ms`` is the percentile of its SLA."""
+    """An application with its latest window."""
 
     application: GlancedApplication
     state: SlaState
-    window: Window | None
-    measured_ms: float | None
+    window: GlancedWindow | None
+
+    @property
+    def measured_ms(self) -> float | None:
+        """The percentile of its SLA."""
+        return self.window.value_ms if self.window else None
 
     @property
     def number(self) -> int:
@@ -149,13 +154,11 @@ class FleetOverview:
 
     def _look(self, session: Session) -> tuple[ApplicationGlance, ...]:
         context, applications = self._context, list_applications(session)
-        names = {application.number: application.name for application in applications}
-        recent = recent_windows(session, names, context.slot_length, 2, until=context.latest)
+        percentiles = {application.number: watched_percentile(application.sla) for application in applications}
+        latest = latest_glances(session, percentiles, context.slot_length, context.latest)
         glances = []
         for application in applications:
-            slots, sla = recent.get(application.name), application.sla
-            window = merge(slots) if slots else None
-            state = sla_state(window, sla, context.clock(), context.stale_s, context.min_samples)
-            measured_ms = window.percentile_ms(watched_percentile(sla)) if window else None
-            glances.append(ApplicationGlance(application, state, window, measured_ms))
+            window = latest.get(application.number)
+            state = sla_state(window, application.sla, context.clock(), context.stale_s, context.min_samples)
+            glances.append(ApplicationGlance(application, state, window))
         return tuple(sorted(glances, key=lambda glance: glance.place("worst")))

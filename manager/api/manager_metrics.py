@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
-from sqlalchemy import select
+from sqlalchemy import BigInteger, Double, column, select
 from sqlalchemy.orm import Session
 
 from manager.api.acceptance import LISTS, PARTS
@@ -31,15 +31,18 @@ from manager.control.error_budget import PERIOD_S, WINDOWS_S
 from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
-from manager.protocol.report import TickStatus
 from manager.store.arrivals import clock_ahead_s
 from manager.store.jobs import JobEnd, JobResult
+from manager.store.last_ticks import with_tick
+from manager.store.latest_glances import latest_glances
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.windows import latest_windows
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 _STARTED = "equipoise.started_s"
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "PATCH", "POST", "DELETE"})
+
+_HOST = HostRow.name, HostRow.silent, HostRow.clock_ahead_s, HostRow.last_seen_at
+_TICKED = column("duration_ms", Double), column("overruns", BigInteger), column("errors", BigInteger)
 
 _OVERRUNS = "equipoise_host_tick_overruns"
 _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -264,34 +267,33 @@ class _Fleet(Collector):
         yield "equipoise_retention_clock_ahead_seconds", [], ahead_s
 
     def _hosts(self, session: Session) -> Iterator[_Sample]:
-        for row in session.scalars(select(HostRow).order_by(HostRow.name)):
-            labels = [row.name]
-            yield "equipoise_host_silent", labels, row.silent
-            yield "equipoise_host_clock_ahead_seconds", labels, row.clock_ahead_s
-            if row.last_seen_at is not None:
-                age_s = max(0.0, self._context.clock() - row.last_seen_at.timestamp())
+        query = with_tick(session, select(*_HOST).order_by(HostRow.name), *_TICKED)
+        for name, silent, ahead_s, last_seen_at, duration_ms, overruns, errors in session.execute(query):
+            labels = [name]
+            yield "equipoise_host_silent", labels, silent
+            yield "equipoise_host_clock_ahead_seconds", labels, ahead_s
+            if last_seen_at is not None:
+                age_s = max(0.0, self._context.clock() - last_seen_at.timestamp())
                 yield "equipoise_host_last_seen_age_seconds", labels, age_s
-            if row.tick is not None:
-                tick = TickStatus.model_validate(row.tick)
-                yield "equipoise_host_tick_duration_seconds", labels, tick.duration_ms / 1000
-                yield _OVERRUNS, labels, tick.overruns
-                yield "equipoise_host_tick_errors", labels, tick.errors
+            if duration_ms is not None:
+                yield "equipoise_host_tick_duration_seconds", labels, duration_ms / 1000
+                yield _OVERRUNS, labels, overruns
+                yield "equipoise_host_tick_errors", labels, errors
 
     def _applications(self, session: Session, rows: Sequence[ApplicationRow]) -> Iterator[_Sample]:
-        windows = latest_windows(session, rows, self._context.slot_length, self._context.latest)
+        percentiles = {row.id: watched_percentile(row.sla) for row in rows}
+        windows = latest_glances(session, percentiles, self._context.slot_length, self._context.latest)
         now_s = self._context.clock()
         for row in rows:
-            labels, window, sla = [row.name], windows.get(row.name), row.sla
+            labels, window, sla = [row.name], windows.get(row.id), row.sla
             if sla is not None:
                 yield "equipoise_application_sla_seconds", labels, sla.response_time_ms / 1000
             if window is not None:
                 yield "equipoise_application_rate_rps", labels, window.rate_rps
-                yield "equipoise_application_window_samples", labels, window.histogram.count
-                percentile = watched_percentile(sla)
-                measured_ms = window.percentile_ms(percentile)
-                if measured_ms is not None:
-                    measured_labels = [row.name, f"{percentile:g}"]
-                    yield "equipoise_application_response_time_seconds", measured_labels, measured_ms / 1000
+                yield "equipoise_application_window_samples", labels, window.samples
+                if window.value_ms is not None:
+                    measured_labels = [row.name, f"{window.percentile:g}"]
+                    yield "equipoise_application_response_time_seconds", measured_labels, window.value_ms / 1000
             current = sla_state(window, sla, now_s, self._context.stale_s, self._context.min_samples)
             for state in SlaState:
                 yield "equipoise_application_sla_state", [row.name, state], state is current

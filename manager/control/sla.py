@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from manager.model.glanced_window import GlancedWindow
 from manager.model.registration import Sla
 from manager.model.window import SlaState, Window
 
@@ -17,7 +18,9 @@ def watched_percentile(sla: Sla | None) -> float:
     return sla.percentile if sla else USUAL_PERCENTILE
 
 
-def sla_state(window: Window | None, sla: Sla | None, now_s: float, stale_s: float, min_samples: int) -> SlaState:
+def sla_state(
+    window: Window | GlancedWindow | None, sla: Sla | None, now_s: float, stale_s: float, min_samples: int
+) -> SlaState:
     """The state of ``sla`` as of ``now_s`` (seconds since the epoch).
 
     No data: no SLA, no window, one older than ``stale_s``, or fewer than ``min_samples`` response times.

@@ -9,8 +9,9 @@ those of all their samples together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import merge
 
 RELATIVE_ERROR = 0.01
 MIN_US = 10.0
@@ -92,11 +93,29 @@ class Histogram:
             object.__setattr__(self, "_percentile_us", asked)
         return asked[1]
 
+    def falling(self) -> Iterable[tuple[int, int]]:
+        """Each bucket number with its count, the highest first."""
+        buckets = self.buckets
+        return ((bucket, buckets[bucket]) for bucket in sorted(buckets, reverse=True))
+
     def _find_us(self, percentile: float) -> float | None:
-        buckets, count = self.buckets, self.count
-        rank = rank_of(percentile, count)
-        for bucket in sorted(buckets, reverse=True):  # the percentiles that are asked for are near the end
-            count -= buckets[bucket]
-            if count < rank:
-                return bucket_value_us(bucket)
-        return None
+        return _reached_us(self.falling(), percentile, self.count)
+
+
+def joint_percentile_us(histograms: Collection[Histogram], percentile: float) -> float | None:
+    """A percentile of the samples of several histograms together, as of their ``merge``, which is not made.
+
+    Raises ValueError for a percentile outside (0, 100].
+    """
+    count = sum(histogram.count for histogram in histograms)
+    return _reached_us(merge(*(histogram.falling() for histogram in histograms), reverse=True), percentile, count)
+
+
+def _reached_us(falling: Iterable[tuple[int, int]], percentile: float, count: int) -> float | None:
+    """Of so many samples: the percentiles that are asked for are near the end."""
+    rank = rank_of(percentile, count)
+    for bucket, of_bucket in falling:
+        count -= of_bucket
+        if count < rank:
+            return bucket_value_us(bucket)
+    return None

@@ -19,7 +19,7 @@ from itertools import accumulate
 from operator import sub
 from typing import Any
 
-from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram, bucket_value_us, rank_of
+from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
 
 _PLAIN, _COMPRESSED = 1, 2
 _HEAD = struct.Struct(">BHH")
@@ -108,16 +108,10 @@ class UnreadHistogram(Histogram):
         """Each bucket number with its count, the lowest first."""
         return zip(accumulate(self._distances, initial=self._first), self._counts, strict=False)
 
-    def _find_us(self, percentile: float) -> float | None:
-        count = self._count
-        rank = rank_of(percentile, count)
-        bucket = self._first + sum(self._distances)
-        for of_bucket, distance in zip(reversed(self._counts), (*reversed(self._distances), 0), strict=False):
-            count -= of_bucket
-            if count < rank:
-                return bucket_value_us(bucket)
-            bucket -= distance
-        return None
+    def falling(self) -> Iterable[tuple[int, int]]:
+        """Each bucket number with its count, the highest first."""
+        last = self._first + sum(self._distances)
+        return zip(accumulate(reversed(self._distances), sub, initial=last), reversed(self._counts), strict=False)
 
     def __eq__(self, other: object) -> bool:
         return self.buckets == other.buckets if isinstance(other, Histogram) else NotImplemented

@@ -78,10 +78,7 @@ class Window(AssignedWindow, _OfApplication):
     @property
     def rate_rps(self) -> float | None:
         """Requests per second, None where unknown; 0 for a window without length."""
-        if self.requests is None:
-            return None
-        length_s = self.end_s - self.start_s
-        return self.requests / length_s if length_s > 0 else 0.0
+        return rate_rps(self.requests, self.end_s - self.start_s)
 
     def percentile_ms(self, percentile: float) -> float | None:
         """A percentile in milliseconds, or None without samples, or where only another percentile is known."""
@@ -97,6 +94,13 @@ class Window(AssignedWindow, _OfApplication):
     def age_s(self, now_s: float) -> float:
         """Seconds since the window ended, never negative."""
         return max(0.0, now_s - self.end_s)
+
+
+def rate_rps(requests: float | None, length_s: float) -> float | None:
+    """Requests per second of so many in a time, None where unknown; 0 for no time."""
+    if requests is None:
+        return None
+    return requests / length_s if length_s > 0 else 0.0
 
 
 def merge(windows: Iterable[Window]) -> Window:

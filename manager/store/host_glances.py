@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Double, Integer, column, func, select
+from sqlalchemy import BigInteger, Boolean, Double, column, func, select
 from sqlalchemy.orm import Session
 
 from manager.model.host_health import GlancedHost, health_of
@@ -12,7 +12,7 @@ from manager.store.models import HostRow
 _REGISTERED = (HostRow.id, HostRow.name, HostRow.policy, HostRow.mode, HostRow.silent, HostRow.last_seen_at)
 _TICKED = (
     column("libvirt_connected", Boolean),
-    column("errors", Integer),
+    column("errors", BigInteger),
     column("duration_ms", Double),
     column("host_cpu_share", Double),
 )

@@ -6,9 +6,9 @@ windows make no rows: they stay in the host's row until the next live report, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 
 from sqlalchemy import (
@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from manager.control.tenure_rules import Who
+from manager.model.glanced_window import PlacedGlance, glance_at, pack_glances, unpack_glances
 from manager.model.packed_histogram import pack
 from manager.model.packed_live import pack_live, unpack_live
 from manager.model.packed_records import microseconds
@@ -48,8 +49,9 @@ from manager.store.window_packs import StoredWindow, unpacked
 class LiveReport:
     """A live report of a host, by an agent (None: one without an id), as of a revision of the registrations.
 
-    ``clock_ahead_s`` None: unknown; ``tick``: JSON; ``windows`` None: there are none. ``measured`` and ``unmeasured``
-    are the row numbers of the applications of which it has windows, and of the others that the host serves.
+    ``clock_ahead_s`` None: unknown; ``tick``: JSON; ``windows`` None: there are none; ``glances``: at these windows.
+    ``measured`` and ``unmeasured`` are the row numbers of the applications of which it has windows, and of the others
+    that the host serves.
     """
 
     host: str
@@ -58,6 +60,7 @@ class LiveReport:
     clock_ahead_s: float | None
     tick: str
     windows: bytes | None
+    glances: bytes | None
     revision: int
     measured: Collection[int]
     unmeasured: Collection[int]
@@ -85,6 +88,7 @@ def store_live(
         "ahead": report.clock_ahead_s,
         "reported_tick": report.tick,
         "windows": report.windows,
+        "glances": report.glances,
         "revision": report.revision,
         "measured": sorted(report.measured),
         "unmeasured": sorted(report.unmeasured),
@@ -116,6 +120,7 @@ def _statement(arrays: bool) -> Update:
         "clock_ahead_s": func.coalesce(bindparam("ahead", type_=column.clock_ahead_s.type), column.clock_ahead_s),
         "tick": cast(tick, JSON()) if arrays else tick,
         "live": func.coalesce(bindparam("windows", type_=column.live.type), column.live),
+        "glances": func.coalesce(bindparam("glances", type_=column.glances.type), column.glances),
     }
     statement = (
         update(hosts)
@@ -147,6 +152,40 @@ def packed_for_row(windows: Iterable[tuple[int, datetime, Window]]) -> bytes | N
     """Windows with the row numbers of their applications and the starts of their slots, as a host's row keeps them."""
     packs = [(number, _packed(slot, window)) for number, slot, window in windows]
     return pack_live(packs) if packs else None
+
+
+def glances_for_row(
+    windows: Iterable[tuple[int, datetime, Window]], percentiles: Mapping[int, float], slot_length: timedelta
+) -> bytes | None:
+    """What lists show of the latest windows among these, given as for ``packed_for_row``, as a host's row keeps it.
+
+    ``percentiles``: which one, by row number of the application.
+    """
+    slots: dict[int, dict[datetime, Window]] = {}
+    for number, slot, window in windows:
+        of_application = slots.setdefault(number, {})
+        other = of_application.get(slot, window)
+        of_application[slot] = max(other, window, key=lambda one: (one.histogram.count, one.end_s))
+    if not slots:
+        return None
+    glances = []
+    for number, of_application in slots.items():
+        newest = max(of_application)
+        latest = [window for slot, window in of_application.items() if slot >= newest - slot_length]
+        glances.append(PlacedGlance(number, microseconds(newest), glance_at(latest, percentiles[number])))
+    return pack_glances(glances)
+
+
+def live_glances(session: Session) -> dict[int, PlacedGlance]:
+    """At the windows of the last live reports of all hosts: by row number, the applications in one of these alone."""
+    glances: dict[int, PlacedGlance] = {}
+    twice: set[int] = set()
+    for body in session.scalars(select(HostRow.glances).where(HostRow.glances.is_not(None))):
+        for glance in unpack_glances(body or b""):
+            if glance.number in glances:
+                twice.add(glance.number)
+            glances[glance.number] = glance
+    return {number: glance for number, glance in glances.items() if number not in twice}
 
 
 def live_windows(session: Session, numbers: Collection[int]) -> list[StoredWindow]:

@@ -198,7 +198,8 @@ class HostRow(Registered):
     ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
     ``shares``: what VMs used since, see ``manager.store.vm_shares``; read only where it is asked for.
     ``watched_until``: see ``manager.store.watched_hosts``; null: nobody ever looked.
-    ``live``: windows of its last live report, see ``manager.store.live_plane``; null: there was none.
+    ``live``: windows of its last live report, see ``manager.store.live_plane``, and ``glances``: what lists show of
+    them; null: there was none.
     """
 
     __tablename__ = "hosts"
@@ -238,6 +239,7 @@ class HostRow(Registered):
     shares: Mapped[str | None] = mapped_column(deferred=True)
     watched_until: Mapped[datetime | None]
     live: Mapped[bytes | None] = mapped_column(deferred=True)
+    glances: Mapped[bytes | None] = mapped_column(deferred=True)
 
 
 class VmRow(Registered):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client.utils import floatToGoString
 from sqlalchemy import insert
 
 from manager.model.registration import Mode, VmClass
@@ -54,6 +55,15 @@ def fleet(api: Api) -> Api:
 
 def names(api: Api, query: str) -> list[str]:
     return [host["name"] for host in api.ok("GET", f"/fleet/hosts{query}", role="viewer")["items"]]
+
+
+def test_the_largest_counts_that_an_agent_may_report_are_shown(api: Api) -> None:
+    most = 2**53
+    for host in ("kvm1", "kvm2"):
+        api.ok("POST", f"/hosts/{host}/report", report(tick=tick(errors=most, overruns=most)), role="admin")
+    assert names(api, "") == ["kvm1", "kvm2"]
+    shown = api.call("GET", "//metrics", role="").get_data(as_text=True)
+    assert f'equipoise_host_tick_errors{{host="kvm1"}} {floatToGoString(most)}' in shown
 
 
 def test_problems_come_first_and_are_counted(fleet: Api) -> None:

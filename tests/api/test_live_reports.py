@@ -7,13 +7,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
+from manager.model.glanced_window import PlacedGlance
+from manager.model.histogram import Histogram
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
-from manager.store.models import WindowRow
+from manager.store.live_plane import live_glances
+from manager.store.models import HostRow, WindowRow
 from manager.store.watched_hosts import look_at
 from policies.installed import InstalledPolicy
 from policies.priority import POLICY as PRIORITY
@@ -241,3 +244,69 @@ def test_a_refused_tick_does_not_stop_the_rest(fleet: Api) -> None:
     answer = send(fleet, live(tick=tick(duration_ms=-1)))
     assert [item["field"] for item in answer["refused"]] == ["tick.duration_ms"]
     assert answer["stored_windows"] == 1
+
+
+def seen(api: Api) -> tuple[object, ...]:
+    """What the fleet's list shows of ``shop``."""
+    [shop] = api.ok("GET", "/fleet")["applications"]
+    return shop["sla_state"], shop["measured_ms"], shop["measured_at"], shop["rate_rps"]
+
+
+def kept(api: Api) -> dict[int, PlacedGlance]:
+    """Glances that the rows of hosts hold."""
+    with api.database.reading() as session:
+        return live_glances(session)
+
+
+def without_glances(api: Api) -> tuple[object, ...]:
+    """What the list shows where windows are read."""
+    with api.database.writing() as session:
+        session.execute(update(HostRow).values(glances=None))
+    return seen(api)
+
+
+def put_sla(api: Api, percentile: float) -> None:
+    """Another percentile than the one of the report before."""
+    body = {"tiers": [{"name": "web", "vms": ["web-1"]}], "sla": {"response_time_ms": 10, "percentile": percentile}}
+    api.ok("PUT", "/applications/shop", body)
+
+
+def slow(end: float, count: int = 5) -> dict[str, Any]:
+    return window(end=end, buckets=Histogram.of([20_000.0] * count).buckets)
+
+
+def move(api: Api) -> None:
+    """Another host, on which the application was before, has something else in its row, and is gone."""
+    api.ok("PUT", "/hosts/kvm2", {})
+    with api.database.writing() as session:
+        stale = select(HostRow.glances, HostRow.live).where(HostRow.name == HOST)
+        glances, windows = session.execute(stale).one()
+        session.execute(update(HostRow).where(HostRow.name == "kvm2").values(glances=glances, live=windows))
+    send(api, report(wants_slots=True))
+    send(api, live(windows=[window(end=40)]))
+    assert kept(api) == {}
+
+
+LATER = [
+    pytest.param(lambda api: None, "violated", id="nothing"),
+    pytest.param(lambda api: send(api, report(windows=[window(end=30, count=99)])), "met", id="history of that slot"),
+    pytest.param(lambda api: send(api, report(windows=[window(end=25, count=999)])), "met", id="history just before"),
+    pytest.param(lambda api: send(api, report(windows=[window(end=35)])), "violated", id="newer history"),
+    pytest.param(lambda api: send(api, live(windows=[window(end=45)])), "met", id="newer live report"),
+    pytest.param(lambda api: put_sla(api, 10.0), "violated", id="another percentile"),
+    pytest.param(post, "met", id="samples from elsewhere"),
+    pytest.param(move, "met", id="a glance of another host"),
+]
+
+
+@pytest.mark.parametrize(("later", "state"), LATER)
+def test_the_list_of_the_fleet_shows_what_reading_the_windows_would(
+    fleet: Api, later: Callable[[Api], object], state: str
+) -> None:
+    fleet.clock.now_s += 40
+    send(fleet, live(windows=[slow(25), slow(30)]))
+    assert len(kept(fleet)) == 1, "it is taken from the host's row"
+    later(fleet)
+    quick = seen(fleet)
+    assert quick == without_glances(fleet)
+    assert quick[0] == state

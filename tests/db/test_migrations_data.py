@@ -74,6 +74,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "capabilities"): None,
     ("hosts", "shares"): None,
     ("hosts", "live"): None,
+    ("hosts", "glances"): None,
     ("hosts", "cache"): "on",
     ("hosts", "warp"): "on",
     ("windows", "buckets"): {"500": 3},

@@ -18,7 +18,9 @@ from manager.model.histogram import (
     Histogram,
     bucket_of,
     bucket_value_us,
+    joint_percentile_us,
 )
+from manager.model.packed_histogram import as_packed
 
 TOLERANCE = RELATIVE_ERROR * (1 + 1e-9)  # for the rounding of floats at a bucket's very edge
 
@@ -140,3 +142,11 @@ def test_counts_in_the_millions_keep_their_rank() -> None:
     histogram = Histogram({500: 949_999_999, 600: 50_000_001})
     assert histogram.percentile_us(95) == bucket_value_us(600)
     assert histogram.percentile_us(94.9) == bucket_value_us(500)
+
+
+@given(st.lists(st.tuples(samples, st.booleans()), max_size=4), percentiles)
+def test_a_joint_percentile_is_that_of_all_samples_together(
+    parts: list[tuple[list[float], bool]], asked: float
+) -> None:
+    histograms = [as_packed(Histogram.of(times_us)) if packed else Histogram.of(times_us) for times_us, packed in parts]
+    assert joint_percentile_us(histograms, asked) == Histogram().merge(*histograms).percentile_us(asked)
