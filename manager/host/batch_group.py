@@ -48,7 +48,10 @@ def place(folder: Path | None, cpu: CgroupCpu | None) -> int | None:
         return INSIDE if folder.parent.name == SLICE else None
     if folder.parent.name == FOLDER:
         return PARTLY if any(_threads(group) for group in _groups(_origin(folder))) else INSIDE
-    return OUTSIDE if folder.parent.name in MACHINES else None
+    if folder.parent.name not in MACHINES:
+        return None
+    copy = folder.parent / FOLDER / folder.name  # there are threads in it where a move out was cut off
+    return PARTLY if any(_threads(group) for group in _groups(copy)) else OUTSIDE
 
 
 def move(folder: Path, inside: bool) -> None:

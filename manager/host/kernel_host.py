@@ -307,12 +307,18 @@ class KernelHost:
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         files = self.files.get(key.knob.spec.family)
         if files is None:
-            held = self._handle(instance).write(key, value)
-            if key.knob is Knob.BATCH_GROUP:  # all its files are other ones now
-                self._drop(instance)
-                return self._handle(instance).read().batch_group or held
-            return held
+            if key.knob is Knob.BATCH_GROUP:
+                return self._move(instance, key, value)
+            return self._handle(instance).write(key, value)
         return files.write(key, value, self._target(instance if key.uuid != HOST_UUID else self.itself))
+
+    def _move(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
+        try:
+            held = self._handle(instance).write(key, value)
+        finally:  # its files are other ones now, also where only some of its threads were moved
+            if instance in self._handles:
+                self._drop(instance)
+        return self._handle(instance).read().batch_group or held
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         return self.files[family].read(self._target(instance))

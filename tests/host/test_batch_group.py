@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from manager.control.diff import HostValues, diff
 from manager.errors import HostError
 from manager.host import batch_group
 from manager.host import handle as handle_module
 from manager.host.batch_group import BatchGroups, move, place
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, read_mounts
 from manager.host.handle import VmHandle
+from manager.host.kernel_host import KernelHost
 from manager.host.registry import CGROUP_V1, CGROUP_V2
+from manager.model.decision import Action, Owned, Plan
 from manager.model.host import NO_BATCH_GROUP, BatchGroup
 from manager.model.knobs import HOST_UUID, INSIDE, OUTSIDE, PARTLY, Knob, KnobKey
 from tests.host.conftest import REAL, QemuLike, remove_groups, until
@@ -241,3 +245,45 @@ def test_an_empty_group_of_an_agent_before_is_removed(machine: Path) -> None:
     BatchGroups(REAL, CgroupMounts({"cpu": (machine.parent, "/")}), CGROUP_V1).tidy()
     assert not (machine / batch_group.FOLDER).exists()
     assert (machine / VM / "vcpu0").is_dir(), "libvirt's own group is no copy"
+
+
+def test_a_move_out_that_was_cut_off_is_seen_and_completed(
+    libvirts: Path, qemu: QemuLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, put = whereabouts(libvirts), batch_group._put
+    inside = libvirts.parent / batch_group.FOLDER / VM
+    move(libvirts, inside=True)
+
+    def killed_after_the_emulator(tid: int, threads: Path) -> None:
+        if threads.parent.name != "emulator":
+            raise KeyboardInterrupt
+        put(tid, threads)
+
+    monkeypatch.setattr(batch_group, "_put", killed_after_the_emulator)
+    with pytest.raises(KeyboardInterrupt):
+        move(inside, inside=False)
+    monkeypatch.undo()
+    key = KnobKey(qemu.uuid, Knob.BATCH_GROUP)
+    host = KernelHost(REAL, None)  # of the next agent, or of `equipoise release --local`
+    found = host.read(qemu.instance).knobs()[key]
+    owned = Owned(OUTSIDE, previous=INSIDE, intended=OUTSIDE)
+    changes = diff(Plan(undo_reason="released"), HostValues({key: found}, frozenset({0, 1})), {key: owned})
+    assert (found, [change.action for change in changes]) == (PARTLY, [Action.RESTORE])
+    assert host.write(qemu.instance, key, OUTSIDE) == OUTSIDE
+    assert whereabouts(libvirts) == before
+    assert not inside.exists()
+
+
+def test_a_move_that_failed_amid_is_seen(libvirts: Path, qemu: QemuLike, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, host, put = KnobKey(qemu.uuid, Knob.BATCH_GROUP), KernelHost(REAL, None), batch_group._put
+    assert host.read(qemu.instance).batch_group == OUTSIDE
+
+    def refused(tid: int, threads: Path) -> None:
+        if threads.parent.name == "vcpu1":
+            raise HostError("write: Invalid argument", errno.EINVAL)
+        put(tid, threads)
+
+    monkeypatch.setattr(batch_group, "_put", refused)
+    with pytest.raises(HostError):
+        host.write(qemu.instance, key, INSIDE)
+    assert host.read(qemu.instance).batch_group == PARTLY
