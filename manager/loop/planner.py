@@ -154,7 +154,8 @@ class Planner:
         self.explanations = decision.explanations
         decision, limited = limit_decision(decision, self._limits)
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
-        last = comes_last(decision, snapshot)  # before they divide among themselves
+        # Before they divide among themselves. Not below their floor: the weight for that may be the smallest, too.
+        last = not self.batch.raised and comes_last(decision, snapshot)
         faring = {vm.vm: vm for vm in progress.vms}
         decision, self._divided = divide_by_claims(decision, snapshot, faring, self._divided)
         self.cache = CacheDecided(decision.ways, decision.bandwidths, decision.on_trial)

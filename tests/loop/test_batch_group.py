@@ -125,3 +125,22 @@ def test_the_group_is_in_the_idle_class_for_its_vms(host: Rig) -> None:
         host.tick()
     assert host.host.batch == {}
     assert not host.journal.entries
+
+
+@pytest.mark.parametrize(("weight", "vms"), [(1024, 9), (200, 2)])
+def test_a_starved_group_leaves_the_idle_class_whatever_the_critical_weights_are(
+    rig: Rig, weight: int, vms: int
+) -> None:
+    names = [f"batch{number}" for number in range(vms)]
+    rig.host.boot("web", 2)
+    rig.register("web", weight=weight)
+    for name in names:
+        rig.host.boot(name, 2)
+        rig.register(name, "batch")
+    rig.control(placement=ON, pinning=False)
+    for _ in range(90):
+        for name in names:
+            rig.host.vms[domain_uuid(name)].delay_ns += 1_000_000_000
+        result = rig.tick()
+    assert result.batch.raised
+    assert rig.host.batch[Knob.BATCH_IDLE] == 0
