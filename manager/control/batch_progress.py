@@ -37,6 +37,8 @@ LEAST_SPEED = 0.001
 JUDGED_S = 30.0
 """Before a VM was seen for so long it is not called slow."""
 HYSTERESIS = 0.05
+MOST_AWAY = 100
+"""Accounts of so many VMs that do not run here (any more) are kept, those with the latest deadlines."""
 
 NO_JOB = BatchJob()
 
@@ -120,7 +122,10 @@ def _notes(vm: str, each: Followed) -> Iterator[News]:
 def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgress) -> BatchProgress:
     """The progress after one more interval. ``used`` is by name of the VM. Deterministic and pure."""
     followed: dict[str, Followed] = {}
-    accounts = dict(before.accounts)  # also of VMs that are off or cannot be read now: the next run is another instance
+    # Also of VMs that are off or cannot be read now: the next run is another instance. Not of all that ever were here.
+    away = sorted(before.accounts.keys() - used.keys(), key=lambda vm: before.accounts[vm].deadline_s)
+    forgotten = frozenset(away[:-MOST_AWAY])
+    accounts = {vm: account for vm, account in before.accounts.items() if vm not in forgotten}
     vms: list[BatchVm] = []
     pcpus = len(snapshot.capabilities.online_cpus)
     counted = {use.vm: 1 / use.cycles_per_instruction for use in snapshot.resources.vms if use.cycles_per_instruction}

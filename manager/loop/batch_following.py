@@ -51,15 +51,29 @@ class BatchFollowing:
         """Nothing is decided any more; what work is done still counts."""
         self.progress, self._before = BatchProgress(accounts=self.progress.accounts), None
 
+    def has_job(self, vm: str, noted: str) -> bool:
+        """Whether a VM's work is counted; ``noted`` as in ``look``."""
+        self._recall(noted)
+        return vm in self.progress.accounts
+
+    def lost(self, vm: str, cpu_s: float) -> None:
+        """So much of the CPU time of a VM with a job is in no counter any more; the work stays done."""
+        account = self.progress.accounts[vm]
+        moved = replace(account, begun_cpu_s=account.begun_cpu_s - cpu_s)
+        self.progress = replace(self.progress, accounts={**self.progress.accounts, vm: moved})
+
+    def _recall(self, noted: str) -> None:
+        if not self._accounts_read:
+            self._accounts_read = True
+            self.progress = BatchProgress(accounts=_accounts(noted))
+
     def look(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, noted: str) -> BatchProgress:
         """How they fare now, or did up to FOLLOW_S ago.
 
         ``specs`` are the managed VMs by domain UUID, ``noted`` is what an agent before this one left of ``jobs``.
         Where these change it is looked at once, and again in the next interval, which is the first of a new VM.
         """
-        if not self._accounts_read:
-            self._accounts_read = True
-            self.progress = BatchProgress(accounts=_accounts(noted))
+        self._recall(noted)
         before, interval_s = self._before, snapshot.interval_s
         same = specs == self._specs
         if before is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from manager.control.batch import BatchMemory
 from manager.control.diff import HostValues, diff
 from manager.control.hold import HOLD_KNOBS, held, hold_ways
-from manager.errors import HostError, JournalError
+from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import HostPort
 from manager.loop.apply import SILENT, Applied, Outcome, Target, apply, values_after
 from manager.loop.cache_keeper import CacheKeeper
@@ -26,10 +26,10 @@ from manager.model.energy import EnergyPart, HostPower
 from manager.model.host import VmInstance
 from manager.model.job import BatchVm
 from manager.model.knob_spec import Family, KnobValue
-from manager.model.knobs import HOST_UUID, KnobKey, of_family
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
-from manager.model.records import DecisionRecord, Event, News, Severity
+from manager.model.records import DecisionRecord, Event, News, OutcomeKind, Severity
 from manager.model.registration import Assignment, Mode, VmSpec
 from manager.model.resource_use import ResourceUse
 from manager.model.warp import NO_WARPS, Mechanism, WarpPlan
@@ -250,18 +250,22 @@ class ControlLoop:
 
     def _keep(self) -> tuple[Problem, ...]:
         """Before anything is written: a trial that kills the agent, or its host, is known of when it starts again."""
-        kept, jobs = self._planner.kept, self._planner.following.jobs
+        kept, problems = self._planner.kept, self._keep_jobs()
+        if problems or kept is None:
+            return problems
+        try:
+            self.journal.note_policy_memory(kept.policy, kept.kernel, kept.text)
+        except JournalError as error:
+            return (Problem(ProblemKind.JOURNAL, f"policy {kept.policy!r} forgets when the agent ends: {error}"),)
+        return ()
+
+    def _keep_jobs(self) -> tuple[Problem, ...]:
+        jobs = self._planner.following.jobs
         try:
             if jobs is not None:
                 self.journal.note_jobs(jobs)
         except JournalError as error:
             return (Problem(ProblemKind.JOURNAL, f"the work of batch VMs counts anew when the agent ends: {error}"),)
-        if kept is None:
-            return ()
-        try:
-            self.journal.note_policy_memory(kept.policy, kept.kernel, kept.text)
-        except JournalError as error:
-            return (Problem(ProblemKind.JOURNAL, f"policy {kept.policy!r} forgets when the agent ends: {error}"),)
         return ()
 
     def _plan(self, seen: Observation) -> Planned:
@@ -354,7 +358,26 @@ class ControlLoop:
         untouched = (unsettled & values.keys()) - {change.key for change in changes}
         applied = apply(changes, targets, self.host, self.journal, self.limits)
         self.journal.settle(untouched)
-        return applied
+        return replace(applied, problems=(*applied.problems, *self._follow_moves(applied, seen)))
+
+    def _follow_moves(self, applied: Applied, seen: Observation) -> tuple[Problem, ...]:
+        """What a VM used in the batch group counts on, where the kernel's count of that went with the group."""
+        following, noted = self._planner.following, self.journal.jobs
+        left = [outcome.key.uuid for outcome in applied.outcomes if _left_the_group(outcome)]
+        problems: list[Problem] = []
+        for domain, vm in ((domain, seen.names.get(domain) or "") for domain in left):
+            if not following.has_job(vm, noted) or domain not in seen.reading.counters:
+                continue
+            try:
+                now_ns = self.host.read(seen.reading.states[domain].instance).cpu_ns
+            except VmVanished:
+                continue
+            except HostError as error:
+                text = f"{vm}: its work in the batch group may not count: {error}"
+                problems.append(Problem(ProblemKind.READ, text))
+                continue
+            following.lost(vm, max(seen.reading.counters[domain].cpu_ns - now_ns, 0) / 1e9)
+        return (*problems, *self._keep_jobs()) if left else ()
 
     def _inputs(self, planned: Planned, seen: Observation, only: str | None) -> tuple[object, ...]:
         """All that the changes follow from: mostly that of the tick before, for which there was nothing to do."""
@@ -448,3 +471,7 @@ def _values(seen: Observation) -> dict[KnobKey, KnobValue]:
 def _is_held(key: KnobKey, seen: Observation) -> bool:
     """Whether it is a setting of the CPU group of a VM that could be read."""
     return key.knob in _OF_CPU_GROUPS and key.uuid in seen.reading.states
+
+
+def _left_the_group(outcome: Outcome) -> bool:
+    return outcome.key.knob is Knob.BATCH_GROUP and outcome.kind is OutcomeKind.RESTORED

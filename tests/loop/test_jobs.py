@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from manager.control.batch_progress import MOST_AWAY
 from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
 from manager.model.job import BatchJob, JobState
-from manager.model.knobs import Knob
+from manager.model.knobs import INSIDE, OUTSIDE, Knob
 from manager.model.registration import Mode
-from tests.fakes.vm import domain_uuid
+from manager.model.rules import BatchGroupUse, PlacementRules
+from tests.fakes.vm import FakeVm, domain_uuid
 from tests.loop.conftest import Rig
 
 
@@ -78,3 +81,44 @@ def test_how_they_fare_is_looked_at_every_few_seconds_and_at_once_when_a_job_cha
     assert seen[-1][0].got_pcpus == pytest.approx(0.25, abs=0.01)
     busy.assignment = replace(busy.assignment, vms=tuple(replace(vm, job=None) for vm in busy.assignment.vms))
     assert {vm.state for vm in pass_time(busy, 1).batch_vms} == {None}
+
+
+def test_work_in_the_batch_group_counts_on_when_the_agent_starts_again(
+    busy: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where cpu and cpuacct are one mount, the count of what a VM used in its copy of the group ends with the copy."""
+    move, outside_ns = busy.host._move, dict[object, int]()
+
+    def counted(vm: FakeVm, place: int) -> None:
+        if place == INSIDE:
+            outside_ns.setdefault(vm.instance, vm.cpu_ns)
+        move(vm, place)
+        if place == OUTSIDE:
+            vm.cpu_ns = outside_ns.pop(vm.instance)
+
+    monkeypatch.setattr(busy.host, "_move", counted)
+    busy.control(placement=PlacementRules(batch_group=BatchGroupUse.ON), pinning=False)
+    pass_time(busy, 20)
+    busy.loop.release("agent stopped")
+    busy.crash()
+    result = pass_time(busy, 2)
+    [render] = [vm for vm in result.batch_vms if vm.vm == "render"]
+    assert render.done_cpu_s == pytest.approx(5.2, abs=0.5)
+
+
+def test_jobs_of_vms_that_are_gone_are_not_kept_for_ever(rig: Rig) -> None:
+    nobody = rig.assignment
+    for number in range(MOST_AWAY + 20):
+        rig.host.boot(f"job-{number}")
+        rig.assignment = nobody
+        rig.register(f"job-{number}", "batch", job=BatchJob(rig.now_s + 100, 60.0))
+        rig.tick()
+        rig.host.stop(f"job-{number}")
+        rig.tick()
+    rig.assignment = nobody
+    for _ in range(30):
+        rig.tick()
+    kept = json.loads(rig.journal.jobs)
+    assert len(kept) == MOST_AWAY
+    assert "job-19" not in kept, "of the earliest deadlines"
+    assert "job-20" in kept
