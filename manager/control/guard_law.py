@@ -100,6 +100,7 @@ class WaitSample:
     ``steps`` are how many ways there are to hold batch VMs, 0: none. ``may_hold``: they have their floor. ``acts``:
     what is decided is done; else (mode observe) it is only told, and nothing can be concluded from what follows.
     ``answers``: what applications answered since they were looked at before; None: they were not looked at.
+    ``unseen``: VMs that are there, but not among ``waits``, as just after a vCPU was plugged: they keep their custom.
     """
 
     at_s: float
@@ -108,6 +109,7 @@ class WaitSample:
     may_hold: bool = True
     acts: bool = True
     answers: tuple[LateShare, ...] | None = None
+    unseen: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +215,8 @@ def guard(memory: GuardMemory, sample: WaitSample) -> tuple[GuardMemory, Ended |
     used_s = elapsed_s if memory.episode else 0.0
     budget_s = min(memory.budget_s + HELD_SHARE * elapsed_s - used_s, BUDGET_S)
     customs = memory.customs
-    if customs.keys() != sample.waits.keys():
-        customs = {vm: customs.get(vm, Custom()) for vm in sample.waits}
+    if customs.keys() != sample.waits.keys() | sample.unseen:
+        customs = {vm: customs.get(vm, Custom()) for vm in (*sample.waits, *sample.unseen)}
     begins = memory.begins
     if begins and begins[0] <= sample.at_s - MINUTE_S:
         begins = tuple(at_s for at_s in begins if at_s > sample.at_s - MINUTE_S)
@@ -222,10 +224,11 @@ def guard(memory: GuardMemory, sample: WaitSample) -> tuple[GuardMemory, Ended |
     excess, far = _worst(sample.waits, customs)
     learnt_s = memory.learnt_s
     if memory.episode is None and excess is None and sample.at_s - learnt_s >= LEARN_EVERY_S:
-        customs = {vm: custom.after(sample.waits[vm]) for vm, custom in customs.items()}
+        customs = {**customs, **{vm: customs[vm].after(wait) for vm, wait in sample.waits.items()}}
         learnt_s = sample.at_s
     elif memory.episode is None and not all(custom.known for custom in customs.values()):
-        customs = {vm: custom if custom.known else custom.after(sample.waits[vm]) for vm, custom in customs.items()}
+        unknown = {vm: wait for vm, wait in sample.waits.items() if not customs[vm].known}
+        customs = {**customs, **{vm: customs[vm].after(wait) for vm, wait in unknown.items()}}
     after = replace(
         memory,
         at_s=sample.at_s,

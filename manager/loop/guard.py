@@ -259,14 +259,15 @@ class Guard(Background):
 
     def _judged(self, at_s: float, waits: dict[str, float], answers: tuple[LateShare, ...] | None) -> WaitSample:
         """``ways`` are looked for only where somebody waits."""
+        unseen = frozenset(self._names).difference(waits) if len(waits) < len(self._names) else frozenset()
         is_late = self._memory.late or any(seen.too_many for seen in answers or ())
         if self._memory.episode is None and not is_late and max(waits.values(), default=0.0) <= LEAST_BOUND:
-            return WaitSample(at_s, waits, 0, answers=answers)
+            return WaitSample(at_s, waits, 0, answers=answers, unseen=unseen)
         ways, episode = self._loop.ways, self._memory.episode
         if episode is None:
             on = self._settings.use is GuardUse.ON
             self._acts = on and any(goal.mode is Mode.ENFORCE for way in ways for goal in way)
-        return WaitSample(at_s, waits, len(ways), self._loop.batch_has_floor, self._acts, answers)
+        return WaitSample(at_s, waits, len(ways), self._loop.batch_has_floor, self._acts, answers, unseen)
 
     def _answers(self, now_s: float) -> tuple[LateShare, ...] | None:
         """What was answered, or should have been, since the last look, None: it was only just looked at."""
@@ -353,5 +354,8 @@ class Guard(Background):
                 self.look(rang)
             except Exception as error:  # noqa: BLE001 - a mistake must neither end the guard nor keep VMs held
                 self._crashed("the guard", error)
-                self.let_go()
+                try:
+                    self.let_go()
+                except Exception as again:  # noqa: BLE001 - the next tick lets go
+                    self._crashed("the guard", again)
                 self._stopping.wait(_AFTER_MISTAKE_S)

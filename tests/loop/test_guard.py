@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from manager.control.guard_law import LEARNT_SAMPLES, LEAST_BOUND
 from manager.errors import JournalError
+from manager.loop import guard as guard_module
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.tick import ControlLoop, TickResult
@@ -584,3 +586,32 @@ def test_a_guard_that_stops_leaves_no_alarm(rig: Rig) -> None:
     assert alarm.armed
     guarded.guard.stop()
     assert not alarm.armed
+
+
+def test_a_plugged_vcpu_does_not_have_what_is_too_long_become_usual(rig: Rig) -> None:
+    guarded = Guarded(booted(rig))
+    guarded.learn()
+    web = rig.host.vms[domain_uuid("web")]
+    web.vcpus.append(web.vcpus[0])
+    guarded.tick()
+    guarded.look(0.0, 0.25)
+    assert guarded.values(Knob.IDLE) == {1}
+
+
+def test_a_mistake_that_lasts_does_not_end_the_guard(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(booted(rig))
+    guarded.learn()
+
+    def broken(*_args: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    for name in ("look", "let_go"):
+        monkeypatch.setattr(guarded.guard, name, broken)
+    monkeypatch.setattr(guard_module, "_AFTER_MISTAKE_S", 0.01)
+    guarded.guard.start()
+    end_s = time.monotonic() + 20
+    while len(guarded.crashes) < 4:  # two of the first look
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+    monkeypatch.undo()
+    guarded.guard.stop()
