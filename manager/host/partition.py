@@ -6,10 +6,12 @@ on, and stays when Equipoise goes; a running VM stays where it is.
 
 from __future__ import annotations
 
-import io
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+from xml.dom import minidom
+from xml.parsers.expat import ExpatError
 
 import libvirt
 
@@ -48,29 +50,43 @@ def partition_in(xml: str) -> str:
 
 
 def with_partition(xml: str, partition: str) -> str:
-    """The XML with that partition, or with none of its own where that is empty; all else stays. Raises HostError."""
-    top = _parse(xml)
-    resource = top.find("resource")
-    if resource is None:
-        resource = ET.SubElement(top, "resource")
-    element = resource.find("partition")
+    """The XML with that partition, or with none of its own where that is empty; all else stays. Raises HostError.
+
+    By its DOM, which keeps the names and declarations of namespaces as they are.
+    """
+    try:
+        document = minidom.parseString(xml)  # noqa: S318 - libvirt's own
+    except ExpatError as error:
+        raise _unreadable(error) from error
+    top: Any = document.documentElement  # types of this library are as its attributes are: mostly optional
+    resource = _child(top, "resource") or top.appendChild(document.createElement("resource"))
+    before = _child(resource, "partition")
+    if before is not None:
+        resource.removeChild(before)
     if partition:
-        element = ET.SubElement(resource, "partition") if element is None else element
-        element.text = partition
-    elif element is not None:
-        resource.remove(element)
-    if not len(resource):
-        top.remove(resource)
-    return ET.tostring(top, encoding="unicode")
+        resource.appendChild(document.createElement("partition")).appendChild(document.createTextNode(partition))
+    if not _elements(resource):
+        top.removeChild(resource)
+    return str(top.toxml())
+
+
+def _child(parent: Any, name: str) -> Any:
+    return next((element for element in _elements(parent) if element.tagName == name), None)
+
+
+def _elements(parent: Any) -> list[Any]:
+    return [node for node in parent.childNodes if isinstance(node, minidom.Element)]
 
 
 def _parse(xml: str) -> ET.Element:
     try:
-        for _, (prefix, uri) in ET.iterparse(io.StringIO(xml), events=["start-ns"]):  # noqa: S314 - libvirt's own
-            ET.register_namespace(prefix, uri)  # such as qemu: it is written as it was
         return ET.fromstring(xml)  # noqa: S314 - libvirt's own
     except ET.ParseError as error:
-        raise HostError(f"a domain's XML cannot be read: {error}") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> HostError:
+    return HostError(f"a domain's XML cannot be read: {error}")
 
 
 class Definitions:

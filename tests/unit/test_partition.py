@@ -26,6 +26,17 @@ XML = """<domain type='test' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/
 RESOURCE = "\n  <resource><partition>{}</partition><fibrechannel appid='x'/></resource>"
 
 
+@pytest.mark.parametrize(
+    "metadata", ['<ns0:app xmlns:ns0="http://example.org/x"/>', '<app xmlns="http://example.org/x"/>']
+)
+def test_namespaces_of_metadata_stay_as_they_are(metadata: str) -> None:
+    plain = f"<domain type='test'><name>red</name><metadata>{metadata}</metadata></domain>"
+    placed = with_partition(plain, PARTITION)
+    assert partition_in(placed) == PARTITION
+    assert placed.startswith('<domain type="test"><name>red')
+    assert metadata in placed
+
+
 def test_a_partition_is_set_and_taken_back_and_nothing_else_changes() -> None:
     plain = XML.format(resource="")
     placed = with_partition(plain, PARTITION)
