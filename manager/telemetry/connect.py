@@ -27,6 +27,8 @@ from manager.telemetry.feed import Abuse, SourceError, os_reason, reason_of
 KEEP_S = 30.0
 """For so long the result of a look-up is used."""
 _AGAIN_S = 1.0
+_ATTEMPT_S = 0.25
+"""An address that does not answer within it is left for the next one, as in RFC 8305, 5."""
 _MOST_ADDRESSES = 8
 _HEAD_BYTES = 16 * 1024
 """How much may come before a body: status, headers, and interim answers, of which there need be no end."""
@@ -67,14 +69,20 @@ class Names:
         self._look_up = look_up
         self._results: dict[str, tuple[float, list[str] | Unreachable]] = {}
         self._pending: asyncio.Task[None] | None = None
+        self._answered = ""  # the address that did last, which is tried first
 
     async def connect(self, host: str, connect: Callable[[str], Awaitable[Opened]]) -> Opened:
         """What ``connect`` returns for the first address that answers. Raises Unreachable, or as ``connect`` does."""
-        *others, last = await self.addresses(host)
+        *others, last = sorted(await self.addresses(host), key=lambda address: address != self._answered)
         for address in others:
             with contextlib.suppress(OSError, httpcore.ConnectError, httpcore.ConnectTimeout):
-                return await connect(address)
-        return await connect(last)
+                async with asyncio.timeout(_ATTEMPT_S):
+                    opened = await connect(address)
+                self._answered = address
+                return opened
+        opened = await connect(last)
+        self._answered = last
+        return opened
 
     async def addresses(self, host: str) -> list[str]:
         """The addresses of a host, each of which may be connected to, at least one. Raises Unreachable."""
@@ -255,7 +263,11 @@ class _Bounded(httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        return _Bounded(await self._real.start_tls(ssl_context, server_hostname, timeout), self._most_bytes)
+        try:
+            return _Bounded(await self._real.start_tls(ssl_context, server_hostname, timeout), self._most_bytes)
+        except BaseException:  # cancelled, too, where httpcore leaves the socket to the garbage collector
+            await self._real.aclose()
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         return self._real.get_extra_info(info)

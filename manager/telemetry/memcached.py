@@ -57,6 +57,8 @@ class TextConnection:
 
     async def send(self, command: str) -> asyncio.StreamReader:
         """Send a command line; returns where to read the answer. Raises OSError, Unreachable."""
+        if self._streams is not None and _is_closed(*self._streams):  # by the server, while it was idle
+            self.close()
         if self._streams is None:
             self._streams = await self._names.connect(
                 self._address, lambda address: asyncio.open_connection(address, self._port, limit=_MAX_LINE)
@@ -89,6 +91,10 @@ class TextConnection:
             if words[1] in _READ and len(words[2]) <= _MAX_DIGITS:
                 values[words[1]] = words[2]
         raise Abuse("the server answers endless stats")
+
+
+def _is_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    return reader.at_eof() or writer.transport.is_closing()
 
 
 async def _read_value(reader: asyncio.StreamReader) -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlencode
 
-from manager.model.histogram import bucket_of
+from manager.model.histogram import Histogram, bucket_of
 from manager.model.reach import Reach
 from manager.model.source import PrometheusQuery
 from manager.model.window import Ready
@@ -36,6 +36,8 @@ _MOST = 2.0**53
 """Above it a float is no exact count any more."""
 _NO_SERIES = "the query answers no series"
 _POSITIONS = 200
+_OLDER = 0.9
+"""Counters that go back to no less than this part are an older reading, as of another of several servers."""
 
 Series = frozenset[tuple[str, str]]
 """The labels of a series, without ``le``."""
@@ -67,7 +69,9 @@ class PrometheusSource:
         self._spec = spec
         self._feed = feed
         self._counter = BucketCounter()
-        self._changed_s: float | None = None  # steady
+        # By the steady clock: when it was read last, when counters moved, and up to when requests are counted.
+        self._read_s = self._counted_s = 0.0
+        self._changed_s: float | None = None
 
     async def run(self, reach: Reach, headers: ReadHeaders) -> None:
         """Ask until cancelled. Raises CredentialError."""
@@ -100,16 +104,21 @@ class PrometheusSource:
         if not answer:
             raise QueryError(_NO_SERIES)
         feed, now_s, steady_s = self._feed, self._feed.clock(), self._feed.steady()
-        buckets = self._counter.update(read_buckets(answer), steady_s)
+        reading = read_buckets(answer)
+        if steady_s - self._read_s > max(KEEP_S, 2 * self._spec.every_s):  # what was observed since is not of now
+            self._counter, self._changed_s = BucketCounter(), None
+        self._read_s = steady_s
+        buckets = self._counter.update(reading, steady_s)
         count = sum(buckets.values())
         if self._changed_s is None:
-            self._changed_s = steady_s
+            self._changed_s = self._counted_s = steady_s
         elif count:
             feed.take(now_s, buckets=buckets)
-            feed.take_requests(now_s - (steady_s - self._changed_s), now_s, count)
-            self._changed_s = steady_s
+            feed.take_requests(now_s - (steady_s - self._counted_s), now_s, count)
+            self._changed_s = self._counted_s = steady_s
         elif steady_s - self._changed_s > _IDLE_AFTER_S:
             feed.take_requests(now_s - self._spec.every_s, now_s, 0.0)
+            self._counted_s = steady_s
 
     async def _take_percentile(self, client: HttpClient, percentile: float) -> None:
         spec = self._spec
@@ -201,6 +210,13 @@ def increase(before: Cumulative, now: Cumulative) -> dict[float, float]:
     return counts
 
 
+def is_older(now: Cumulative, before: Cumulative) -> bool:
+    """Whether a reading of a series was made before another one: all counters are a little less, or as they were."""
+    both = [(now[bound], count) for bound, count in before.items() if bound in now]
+    went_back = any(now_count < count for now_count, count in both)
+    return went_back and all(_OLDER * count <= now_count <= count for now_count, count in both)
+
+
 def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
     """Counts by our buckets: each of Prometheus' evenly spread between its bounds, as in histogram_quantile.
 
@@ -236,11 +252,15 @@ class BucketCounter:
 
         Series that are missing for up to ``KEEP_S``, as after a failed scrape, go on where they were.
         """
-        total: dict[float, float] = {}
+        totals: dict[frozenset[float], dict[float, float]] = {}  # by bounds, between which buckets are spread
         for series, now in reading.items():
             key = hash(series)
             before = self._before.pop(key, None)
+            if before is not None and is_older(now, before[1]):
+                self._before[key] = now_s, before[1]
+                continue
             if before is not None:
+                total = totals.setdefault(frozenset(now), {})
                 for bound, count in increase(before[1], now).items():
                     total[bound] = total.get(bound, 0.0) + count
             self._before[key] = now_s, now
@@ -249,4 +269,5 @@ class BucketCounter:
             if seen_s < now_s - KEEP_S or beyond > MOST_KEPT:
                 del self._before[key]
                 beyond -= len(cumulative)
-        return to_histogram(total)
+        merged = Histogram().merge(*(Histogram(to_histogram(total)) for total in totals.values()))
+        return dict(merged.buckets)

@@ -26,6 +26,7 @@ MOST_S = 1.0
 FIND_S = 5.0
 """It is read so often for the services in VMs."""
 _NOTABLE = 0.1
+_ROUNDED = 1e-5  # times since the epoch are exact to less than a microsecond
 _MOST_REASON = 500
 _NO_TAP = "no running VM has a tap: the packets of their interfaces do not pass the host's kernel where it can be seen"
 
@@ -56,7 +57,8 @@ class TapRoute:
 
     def ends_slot(self, end_s: float, every_s: float) -> bool:
         """Whether the reading at ``end_s`` is the last one of its window, of readings ``every_s`` apart."""
-        return math.ceil(end_s / self.slot_s) * self.slot_s - end_s < every_s / 2
+        left_s = math.ceil(end_s / self.slot_s) * self.slot_s - end_s
+        return left_s < (1 - _ROUNDED) * every_s
 
 
 @dataclass(frozen=True, slots=True)

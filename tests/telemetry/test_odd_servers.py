@@ -1,0 +1,131 @@
+"""What servers that restart, hang, move or pause make of response times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from manager.model.histogram import Histogram
+from manager.model.reach import DEFAULT_REACH
+from manager.model.source import HttpProbe, MemcachedProbe, PrometheusQuery, Tap
+from manager.telemetry.connect import Names
+from manager.telemetry.prometheus import BucketCounter
+from manager.telemetry.tap_reader import TapRoute
+from tests.telemetry.conftest import Fed, Running, shop, until
+from tests.telemetry.test_memcached import GOOD_STATS, Misbehaving
+from tests.telemetry.test_prometheus import INF, Server, buckets
+
+
+class Impatient(Misbehaving):
+    """Closes connections that are idle for a while, as memcached does with ``-o idle_timeout``, and proxies."""
+
+    def _serve(self, client: socket.socket) -> None:
+        client.settimeout(0.05)
+        with contextlib.suppress(OSError):
+            super()._serve(client)
+
+
+@pytest.fixture
+def impatient() -> Iterator[Impatient]:
+    server = Impatient(lambda line: b"END\r\n" if line.startswith(b"get") else GOOD_STATS)
+    yield server
+    server.close()
+
+
+def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_failed_request(
+    running: Running, impatient: Impatient
+) -> None:
+    running.configure(shop(MemcachedProbe("probe", "127.0.0.1", impatient.port, 2, 5)))
+    until(lambda: running.status("probe").accepted >= 8, "eight requests, half a second apart")
+    assert (running.status("probe").errors, running.status("probe").detail) == (0, "")
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_tls_handshake_that_hangs_leaves_no_socket_behind(running: Running) -> None:
+    """The agent collects cycles every five minutes only."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as silent:
+        gc.collect()
+        gc.disable()
+        before = open_files()
+        try:
+            running.configure(shop(HttpProbe("probe", f"https://127.0.0.1:{silent.getsockname()[1]}/", 100, 0.1)))
+            until(lambda: running.status("probe").errors >= 100, "a hundred requests timed out")
+            assert open_files() - before < 60, "at most 32 connections, and some that begin"
+        finally:
+            gc.enable()
+
+
+def test_an_address_that_swallows_packets_does_not_hide_the_next_one() -> None:
+    async def two(_host: str) -> list[str]:
+        return ["2001:db8::1", "192.0.2.1"]
+
+    async def connect(address: str) -> str:
+        if address == "2001:db8::1":
+            await asyncio.sleep(3600)  # a SYN that nobody answers
+        return address
+
+    async def ask() -> list[str]:
+        names = Names(DEFAULT_REACH, two)
+        async with asyncio.timeout(1):
+            return [await names.connect("shop.example", connect) for _ in range(10)]
+
+    assert asyncio.run(ask()) == ["192.0.2.1"] * 10
+
+
+def test_an_older_reading_is_no_reset() -> None:
+    """Of two Prometheus servers behind one address each reads the counters at times of its own."""
+    series = frozenset({("pod", "a")})
+    counter = BucketCounter()
+    assert counter.update({series: {0.1: 900_000.0, INF: 1_000_000.0}}, 0) == {}
+    assert counter.update({series: {0.1: 899_950.0, INF: 999_940.0}}, 5) == {}
+    assert sum(counter.update({series: {0.1: 900_100.0, INF: 1_000_100.0}}, 10).values()) == 100
+
+
+def test_what_was_observed_while_the_server_could_not_be_asked_for_long_is_not_of_now(fed: Fed) -> None:
+    server = Server(fed, PrometheusQuery("prom", "http://p", "x_bucket", every_s=5))
+    server.poll(buckets(0, 0, 0))
+    server.poll(buckets(50, 50, 50))
+    assert fed.count == 50
+    server.poll(buckets(50, 36_050, 36_050), after_s=3600)  # an hour of slow answers that is over
+    server.poll(buckets(100, 36_100, 36_100))
+    newest = fed.store.slots()["shop"][-1]
+    assert newest.histogram.count == 50
+    assert newest.percentile_ms(95) == pytest.approx(95, rel=0.03)
+    assert fed.count == 50
+
+
+def test_requests_after_a_pause_are_of_the_poll_that_saw_them(fed: Fed) -> None:
+    server = Server(fed, PrometheusQuery("prom", "http://p", "x_bucket", every_s=15))
+    server.poll(buckets(10, 10, 10))
+    for _ in range(40):  # ten minutes
+        server.poll(buckets(10, 10, 10))
+    server.poll(buckets(1510, 1510, 1510))
+    assert fed.count == 1500
+    assert fed.requests == pytest.approx(1500)
+
+
+def test_series_with_other_bounds_are_spread_between_their_own() -> None:
+    fine, coarse = frozenset({("version", "1")}), frozenset({("version", "2")})
+    counter = BucketCounter()
+    counter.update({fine: {0.1: 0.0, 1.0: 0.0, INF: 0.0}, coarse: {10.0: 0.0, INF: 0.0}}, 0)
+    of_fine = Histogram(counter.update({fine: {0.1: 0.0, 1.0: 0.0, INF: 100.0}, coarse: {10.0: 0.0, INF: 0.0}}, 5))
+    assert of_fine.percentile_us(50) == pytest.approx(1e6, rel=0.02), "above its highest finite bound"
+
+
+@pytest.mark.parametrize("slot_s", [1.5, 2.5, 7.5])
+def test_each_window_has_a_last_reading(slot_s: float) -> None:
+    route = TapRoute(Tap("wire", 80), None, frozenset(), None, slot_s)  # type: ignore[arg-type]
+    readings = [1000.0 + second for second in range(1, 61)]
+    windows = {-(-at_s // slot_s) for at_s in readings}
+    ended = [-(-at_s // slot_s) for at_s in readings if route.ends_slot(at_s, 1.0)]
+    assert ended == sorted(windows)[: len(ended)]
+    assert len(ended) >= len(windows) - 1
