@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 
 from manager.cli.options import Failure
-from manager.errors import ManagerUnavailable
+from manager.errors import ManagerRefused, ManagerUnavailable
 from manager.model.registration import LEAST_LIMIT_PCPUS
 from manager.protocol.client import API, ManagerClient
 from manager.terminal import say
@@ -36,9 +37,14 @@ def hold(client: ManagerClient, vms: Mapping[str, float | None]) -> None:
 
 
 def release(client: ManagerClient, vms: Mapping[str, float | None]) -> None:
-    """Give VMs what they had, but for those that another user changed meanwhile. Raises ManagerUnavailable."""
+    """Give VMs what they had, but for those that another user changed or removed. Raises ManagerUnavailable."""
     for name, former in vms.items():
-        answer = client.request("GET", f"/vms/{name}")
+        try:
+            answer = client.request("GET", f"/vms/{name}")
+        except ManagerRefused as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            continue
         if answer.json()["max_pcpus"] == HELD_PCPUS and former != HELD_PCPUS:
             etag = answer.headers.get("ETag", "")
             client.request("PATCH", f"/vms/{name}", body={"max_pcpus": former}, headers={"If-Match": etag})

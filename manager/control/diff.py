@@ -16,6 +16,7 @@ from manager.model.knobs import (
     IDLE_CLASSES,
     MEMORIES,
     PINS,
+    UNEVEN,
     UNLIMITED,
     Knob,
     KnobKey,
@@ -239,6 +240,8 @@ class _Diff:
             return True
         if value in key.knob.spec.resets or (value == owned.original and self._is_reapplied(key)):
             return True
+        if value == UNEVEN and key.knob is Knob.DISK_CEILING:  # a crash came between
+            return not owned.settled
         if isinstance(owned.intended, frozenset):
             if key.knob in PINS and self.host.replugged and self._is_reset(value, owned.intended):
                 return True

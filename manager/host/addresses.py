@@ -40,14 +40,14 @@ MOST_OF_ONE = 256
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """The addresses that libvirt leased to a domain, None: it did not say; and its interfaces' hardware addresses.
+    """The addresses that libvirt leased to a domain, and its interfaces' hardware addresses; None: it did not say.
 
     ``taps``: the indexes of those interfaces whose packets pass this kernel.
     """
 
     leased: frozenset[str] | None = frozenset()
-    hardware: frozenset[str] = frozenset()
-    taps: frozenset[int] = frozenset()
+    hardware: frozenset[str] | None = frozenset()
+    taps: frozenset[int] | None = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _claims(seen: Mapping[str, Interfaces], neighbours: Mapping[str, frozenset[s
     """The domains that claim each address."""
     claims: dict[str, set[str]] = {}
     for uuid, interfaces in seen.items():
-        for hardware in interfaces.hardware:
+        for hardware in interfaces.hardware or ():
             for address in sorted(neighbours.get(hardware, ())):
                 claims.setdefault(address, set()).add(uuid)
     return claims

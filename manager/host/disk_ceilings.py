@@ -17,7 +17,7 @@ from manager.host.held_knobs import HeldKnobs
 from manager.host.knob_files import VmTarget, checked_number
 from manager.host.registry import DISK_CEILING_FILES, HostPaths
 from manager.model.knob_spec import KnobValue
-from manager.model.knobs import UNLIMITED, Knob, KnobKey
+from manager.model.knobs import UNEVEN, UNLIMITED, Knob, KnobKey
 
 LOOK_EVERY_S = 5.0
 """Disks that are plugged are seen so late."""
@@ -28,7 +28,8 @@ _MOST_BYTES = 65536
 class DiskCeilings(HeldKnobs):
     """By number of the disk (makedev(3)). Belongs to the control loop's thread.
 
-    Reads and writes have the same ceiling. Where another tool gave them different ones, there is no such knob.
+    Reads and writes have the same ceiling. Where they have different ones, which another tool gave them or a crash amid
+    a write left, it is UNEVEN.
     """
 
     def __init__(self, paths: HostPaths, mounts: CgroupMounts, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +73,7 @@ class DiskCeilings(HeldKnobs):
             write(descriptor, text.encode())
 
     def _ceilings(self, vm: VmTarget) -> dict[KnobKey, int]:
-        """Of all disks; those with one ceiling for reads and another for writes are left out."""
+        """Of all disks."""
         files = list(self.files(vm).values())
         if len(files) != len(self._names):
             return {}
@@ -82,9 +83,8 @@ class DiskCeilings(HeldKnobs):
         )
         reads, writes = limits
         return {
-            KnobKey(vm.uuid, Knob.DISK_CEILING, number): reads.get(number, UNLIMITED)
+            KnobKey(vm.uuid, Knob.DISK_CEILING, number): _both(reads.get(number), writes.get(number))
             for number in sorted(self._disks() | reads.keys() | writes.keys())
-            if reads.get(number, UNLIMITED) == writes.get(number, UNLIMITED)
         }
 
     def _disks(self) -> frozenset[int]:
@@ -92,6 +92,12 @@ class DiskCeilings(HeldKnobs):
         if self._looked is None or now_s >= self._looked[0] + LOOK_EVERY_S:
             self._looked = now_s, numbers_of_disks(self._paths)
         return self._looked[1]
+
+
+def _both(reads: int | None, writes: int | None) -> int:
+    if reads != writes:
+        return UNEVEN
+    return UNLIMITED if reads is None else reads
 
 
 def numbers_of_disks(paths: HostPaths) -> frozenset[int]:

@@ -332,8 +332,10 @@ class HypervisorWatch:
             seen = {uuid: seen[uuid] for uuid in seen.keys() & now.keys() if now[uuid] == asked.get(uuid)}
             self._book.update(before.addresses.keys() & now.keys(), seen, neighbours)
             contested = self._book.contested if wanted >= now.keys() else before.contested
-            taps = {**before.taps, **{uuid: interfaces.taps for uuid, interfaces in seen.items()}}
-            hardware = {**before.hardware, **{uuid: _packed(interfaces.hardware) for uuid, interfaces in seen.items()}}
+            said = [(uuid, each.taps, each.hardware) for uuid, each in seen.items()]
+            taps = {**before.taps, **{uuid: taps for uuid, taps, _ in said if taps is not None}}
+            macs = {uuid: _packed(hardware) for uuid, _, hardware in said if hardware is not None}
+            hardware = {**before.hardware, **macs}
             self.domains = replace(
                 before, addresses=self._book.addresses, contested=contested, taps=taps, hardware=hardware
             )

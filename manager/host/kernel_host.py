@@ -128,7 +128,7 @@ class KernelHost:
         self._memory = MemoryLimits(self._mounts)
         self._disks = DiskKnobs(DiskWeights(self._mounts), DiskCeilings(paths, self._mounts))
         self._shares = NetworkShares(paths, self._addresses_of)
-        self._network = NetworkKnobs(self._shares, TapLimits(lambda uuid: self.taps().get(uuid, ())))
+        self._network = NetworkKnobs(self._shares, TapLimits(self._taps_of))
         self._power = PowerKnobs(paths, lambda: (self._managed or self._online) & self._online)
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
@@ -242,6 +242,14 @@ class KernelHost:
 
     def taps(self) -> Mapping[str, frozenset[int]]:
         return self._watch.domains.taps if self._watch else {}
+
+    def _taps_of(self, uuid: str) -> Collection[int]:
+        """What libvirt said or, as long as it has not, or is not asked, what the VM's process holds."""
+        known = self.taps().get(uuid)
+        if known is not None:
+            return known
+        pids = [instance.pid for instance in self._handles if instance.uuid == uuid]
+        return process.taps(self._paths, pids[-1]) if pids else ()
 
     def _addresses_of(self, uuid: str) -> frozenset[bytes]:
         return self._watch.domains.hardware.get(uuid, frozenset()) if self._watch else frozenset()

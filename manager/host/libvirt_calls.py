@@ -240,8 +240,8 @@ def set_up(connection: libvirt.virConnect, domains: list[libvirt.virDomain]) -> 
 def interfaces_of(domain: libvirt.virDomain) -> Interfaces:
     """What libvirt knows of a domain's interfaces."""
     leased: frozenset[str] | None = None
-    hardware: frozenset[str] = frozenset()
-    taps: frozenset[int] = frozenset()
+    hardware: frozenset[str] | None = None
+    taps: frozenset[int] | None = None
     try:
         leases = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
         leased = frozenset(str(lease["addr"]) for interface in leases.values() for lease in interface["addrs"] or ())
@@ -250,7 +250,7 @@ def interfaces_of(domain: libvirt.virDomain) -> Interfaces:
     try:
         xml = domain.XMLDesc()
         description = ET.fromstring(xml)  # noqa: S314 - libvirt's own
-    except libvirt.libvirtError as error:
+    except (libvirt.libvirtError, ET.ParseError, ValueError) as error:  # ValueError: it is not UTF-8
         log.debug("interfaces of domain %s: %s", domain.name(), error)
     else:
         hardware = frozenset(mac.get("address", "").lower() for mac in description.iterfind("devices/interface/mac"))

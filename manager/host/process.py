@@ -7,6 +7,7 @@ another host.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
-from manager.host.files import read_small, refusal, refused
+from manager.host.files import names_in, number_of, read_small, refusal, refused, text_of
 from manager.host.registry import HostPaths
 from manager.host.status_files import is_starting
 from manager.model.cpus import CpuSet
@@ -26,6 +27,8 @@ from manager.model.host import VmInstance
 _VCPU_THREAD = re.compile(r"^CPU (\d+)/(KVM|TCG)$")
 _IO_THREAD = re.compile(r"^IO iothread(\d+)$")
 _VHOST_THREAD = "vhost-"
+_TUN = "/dev/net/tun"
+_TAP_NAME = re.compile(r"^iff:\s*(\S+)", re.MULTILINE)
 _UUID_OPTION = re.compile(rb"\0-uuid\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")
 
 log = logging.getLogger(__name__)
@@ -235,6 +238,31 @@ def _comm(folder: str, tid: int) -> str | None:
         return None
     except OSError as error:
         raise refusal(f"name of thread {tid}", error) from error
+
+
+def taps(paths: HostPaths, pid: int) -> frozenset[int]:
+    """Indexes of the taps that a process holds (drivers/net/tun.c, tun_chr_show_fdinfo); none of one that is gone.
+
+    Raises HostError.
+    """
+    found: set[int] = set()
+    folder = paths.process(pid)
+    with refused(f"taps of process {pid}"):
+        for name in names_in(folder / "fd"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was closed meanwhile
+                if str((folder / "fd" / name).readlink()) != _TUN:
+                    continue
+                match = _TAP_NAME.search(text_of(folder / "fdinfo" / name) or "")
+                index = _index_of(paths, match[1]) if match else None
+                found |= set() if index is None else {index}
+    return frozenset(found)
+
+
+def _index_of(paths: HostPaths, interface: str) -> int | None:
+    """None for one of another network namespace."""
+    with contextlib.suppress(ValueError):
+        return number_of(paths.interfaces / interface / "ifindex")
+    return None
 
 
 def affinity(tid: int) -> CpuSet:

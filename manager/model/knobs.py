@@ -39,6 +39,8 @@ HOST_UUID = "host"
 """Stands for a domain's UUID in the knobs of the host itself."""
 UNLIMITED = -1
 """The quota of a group that may use all CPU time there is, and the ceiling of one that may use all memory."""
+UNEVEN = -2
+"""A ceiling on a disk that is one of reads and another of writes; none that is written."""
 KEPT_IN_MEMORY = 0
 """The swappiness of a group that is not swapped out."""
 LEAST_QUOTA_US = 1000
@@ -424,7 +426,7 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         "Requests per second that a VM may make of a disk, reads and writes each.",
         Scope.DISK,
         Family.DISK,
-        Number("requests/s", UNLIMITED, usual=UNLIMITED, names={UNLIMITED: "none"}),
+        Number("requests/s", UNLIMITED, usual=UNLIMITED, names={UNLIMITED: "none", UNEVEN: "uneven"}),
         Control.DISK,
         "io.max, blkio.throttle.*_iops_device (v1)",
         _CGROUP,

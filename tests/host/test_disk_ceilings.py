@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from manager.control.diff import HostValues, diff
 from manager.errors import HostError, VmVanished
 from manager.host.cgroup import CgroupMounts, read_mounts
 from manager.host.disk_ceilings import LOOK_EVERY_S, DiskCeilings, number_of_disk, numbers_of_disks
 from manager.host.knob_files import VmTarget
 from manager.host.registry import HostPaths
+from manager.model.decision import Action, Owned, Plan
 from manager.model.knob_text import knob_name
-from manager.model.knobs import UNLIMITED, Knob, KnobKey
+from manager.model.knobs import UNEVEN, UNLIMITED, Knob, KnobKey
 from tests.host.conftest import REAL, descriptors
 
 SDB, VDA = os.makedev(8, 16), os.makedev(254, 0)
@@ -49,8 +51,8 @@ def ceilings(host: HostPaths, tmp_path: Path) -> DiskCeilings:
         ("", {SDB: UNLIMITED, VDA: UNLIMITED}),
         ("8:16 rbps=max wbps=max riops=120 wiops=120\n", {SDB: 120, VDA: UNLIMITED}),
         ("8:16 rbps=1000 wbps=max riops=max wiops=max\n", {SDB: UNLIMITED, VDA: UNLIMITED}),
-        ("8:16 rbps=max wbps=max riops=120 wiops=max\n", {VDA: UNLIMITED}),
-        ("8:16 rbps=max wbps=max riops=1 wiops=2\n254:0 rbps=9 wbps=9 riops=7 wiops=7\n", {VDA: 7}),
+        ("8:16 rbps=max wbps=max riops=120 wiops=max\n", {SDB: UNEVEN, VDA: UNLIMITED}),
+        ("8:16 rbps=max wbps=max riops=1 wiops=2\n254:0 rbps=9 wbps=9 riops=7 wiops=7\n", {SDB: UNEVEN, VDA: 7}),
         ("9:9 rbps=max wbps=max riops=5 wiops=5\n", {SDB: UNLIMITED, VDA: UNLIMITED, os.makedev(9, 9): 5}),
     ],
 )
@@ -63,7 +65,7 @@ def test_what_v2_says(ceilings: DiskCeilings, tmp_path: Path, text: str, found: 
     ("reads", "writes", "found"),
     [
         ("", "", {SDB: UNLIMITED, VDA: UNLIMITED}),
-        ("8:16 120\n", "8:16 120\n254:0 5\n", {SDB: 120}),
+        ("8:16 120\n", "8:16 120\n254:0 5\n", {SDB: 120, VDA: UNEVEN}),
         ("254:0 5\n8:16 1\n", "254:0 5\n8:16 1\n", {SDB: 1, VDA: 5}),
     ],
 )
@@ -73,6 +75,25 @@ def test_what_v1_says(host: HostPaths, tmp_path: Path, reads: str, writes: str, 
     assert ceilings.read(target(tmp_path)) == {}, "one file alone"
     (tmp_path / "blkio.throttle.write_iops_device").write_text(writes)
     assert ceilings.read(target(tmp_path)) == {key(number): value for number, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("settled", "actions"),
+    [
+        (False, [(Action.RESTORE, UNLIMITED)]),  # the agent died between the two files
+        (True, [(Action.LEAVE, UNEVEN), (Action.FORGET, UNEVEN)]),  # another tool set one of them: that is told
+    ],
+)
+def test_a_ceiling_of_which_a_half_is_left_is_not_forgotten_in_silence(
+    host: HostPaths, tmp_path: Path, settled: bool, actions: list[tuple[Action, int]]
+) -> None:
+    ceilings = DiskCeilings(host, CgroupMounts({"blkio": (tmp_path, "/")}))
+    (tmp_path / "blkio.throttle.read_iops_device").write_text("8:16 120\n")
+    (tmp_path / "blkio.throttle.write_iops_device").write_text("")
+    read = {KnobKey("u-web", Knob.EMULATOR_PIN): frozenset({0}), **ceilings.read(target(tmp_path))}
+    journal = {key(SDB): Owned(UNLIMITED, UNLIMITED, 120, settled=settled)}
+    changes = diff(Plan(undo_reason="agent stopped"), HostValues(read, frozenset({0})), journal)
+    assert [(change.action, change.after) for change in changes] == actions
 
 
 @pytest.mark.parametrize("text", ["8:16\n", "sdb riops=1\n", "8:16 riops=x wiops=x\n", "8:16 riops=-1 wiops=-1\n"])

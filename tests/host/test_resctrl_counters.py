@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_counters_of_groups_are_held_from_reading_to_reading_and_let_go_of_with_
     assert len(tree.held) == 6, "three counters in two domains"
     monitors.close()
     assert not tree.held
+
+
+def test_a_domain_that_comes_back_is_counted_again() -> None:
+    tree = fake(rmids=8)
+    whole, monitors = tree.caches, cache_of(tree)
+    tree.caches = (replace(whole[0], domains=(0,)), *whole[1:])
+    assert monitors.offered(frozenset({0, 1})) is not None
+    assert [use.domain for use in monitors.uses((DEFAULT,))[DEFAULT]] == [0]
+    tree.caches = whole
+    assert monitors.offered(frozenset(range(4))) is not None
+    assert [use.domain for use in monitors.uses((DEFAULT,))[DEFAULT]] == [0, 1]
 
 
 def test_monitoring_groups_are_told_with_those_of_others() -> None:

@@ -249,6 +249,33 @@ def test_a_held_file_is_read_anew_and_found_again(tmp_path: Path) -> None:
     assert file.read(2) == b"tw"
 
 
+def test_a_file_that_lists_is_read_whole() -> None:
+    listing = HeldFile(Path("/proc/kallsyms"))
+    text = listing.read_in_parts(1 << 16)
+    assert text is not None
+    assert len(text) == 1 << 16, "not the page that the kernel answers with"
+    listing.close()
+    assert HeldFile(Path("/proc/nowhere")).read_in_parts(100) is None
+
+
+def test_disks_beyond_the_first_page_of_diskstats_are_seen(v2: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"dm-{number}" for number in range(60)]
+    counters = "1200300 4567 98765432 654321 2300400 8901 87654321 765432 0 543210 1419753 0 0 0 0 54321 98765"
+    v2.write({"proc/diskstats": "".join(f" 253 {n:7} {name} {counters}\n" for n, name in enumerate(names))})
+    for name in names:
+        (v2.folder / "sys/block" / name).mkdir()
+    whole = os.pread
+
+    def in_pages(descriptor: int, most: int, offset: int) -> bytes:
+        text = whole(descriptor, most, offset)  # as fs/seq_file.c: whole lines, at most a page
+        return text[: text.rfind(b"\n", 0, 4096) + 1] if len(text) > 4096 else text
+
+    monkeypatch.setattr(os, "pread", in_pages)
+    disks = v2.open().host(()).disks
+    assert disks is not None
+    assert sorted(disks) == sorted(names)
+
+
 def test_vhost_threads_of_the_process_are_found(v2: Tree) -> None:
     v2.write({"proc/101/task/105/comm": "vhost-101\n", "proc/105/schedstat": "7000 1 1\n"})
     v2.write({"proc/101/task/106/comm": "vhost-101\n", "proc/106/schedstat": "500 1 1\n"})

@@ -68,7 +68,9 @@ class SmallHandler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def do_GET(self) -> None:
-        self._answer({"max_pcpus": self.server.vms[self.path.rpartition("/")[2]]})
+        name = self.path.rpartition("/")[2]
+        there = name in self.server.vms
+        self._answer({"max_pcpus": self.server.vms[name]} if there else {"detail": "no such VM"}, 200 if there else 404)
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -109,6 +111,16 @@ def test_released_after_an_error(manager: SmallManager) -> None:
     with pytest.raises(Failure, match="no agent acts"), held(client, (manager.url, "secret", ""), VMS, fail):
         pass
     assert manager.vms == VMS
+
+
+def test_one_that_was_unregistered_keeps_no_other_held(manager: SmallManager) -> None:
+    client = ManagerClient(manager.url, "secret")
+    with held(client, (manager.url, "secret", ""), VMS, lambda: None):
+        del manager.vms["hog"]
+        end = threading.Timer(20, manager.vms.update, [{"hog": 1.0}])  # without it, this takes an hour
+        end.start()
+    assert manager.vms == {"batch-1": 2.5}
+    end.cancel()
 
 
 def test_what_another_user_changed_stays(manager: SmallManager) -> None:

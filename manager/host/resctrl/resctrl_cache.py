@@ -123,6 +123,7 @@ class ResctrlCache(CachePort):
                 self.close()
                 return None
             level = resctrl.divided[0].level if resctrl.divided else 0
+            self._keep_monitors(())  # a domain that came back has counters anew
             self._known = online, resctrl, self._domains_of(level)
         return self._known[1]
 

@@ -19,12 +19,27 @@ class HeldFile:
     def read(self, most: int = _MOST_BYTES) -> bytes | None:
         """Its first bytes; None where it cannot be opened or read now."""
         try:
-            if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._descriptor, most, 0)
+            return self._part(most, 0)
         except OSError:
             self.close()
             return None
+
+    def read_in_parts(self, most: int) -> bytes | None:
+        """The same of a file that lists: the kernel answers with a page of whole lines at a time (fs/seq_file.c)."""
+        text = b""
+        try:
+            while part := self._part(most - len(text), len(text)):
+                text += part
+        except OSError:
+            self.close()
+            return None
+        return text
+
+    def _part(self, most: int, offset: int) -> bytes:
+        """Raises OSError."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._descriptor, most, offset)
 
     def close(self) -> None:
         """Close it; may be called twice, and it may be read again."""

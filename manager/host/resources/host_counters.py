@@ -82,7 +82,7 @@ class HostCounterFiles:
 
     def read_disks(self) -> Mapping[str, DeviceCounters] | None:
         """The counters of whole disks that were ever used, by name."""
-        text = self._diskstats.read(_MOST_BYTES)
+        text = self._diskstats.read_in_parts(_MOST_BYTES)
         if text is None:
             return None
         lines = list(disk_lines(text))
