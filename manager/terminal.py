@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from manager.errors import EquipoiseError
 from manager.plain import plain
 
 Cell = str | Sequence[str]
@@ -48,7 +49,24 @@ class Table(RichTable):
 
 def say(line: str = "", *, err: bool = False) -> None:
     """Print a line on standard output, or standard error."""
-    click.echo(plain(line), err=err)
+    if err:
+        click.echo(plain(line), err=True)
+        return
+    with _printing():
+        click.echo(plain(line))
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """What standard output does not take is an expected error; a reader that has enough is click's matter."""
+    if sys.stdout is None:
+        raise EquipoiseError("standard output is closed")
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise EquipoiseError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def rewrite(line: str) -> None:
@@ -58,24 +76,26 @@ def rewrite(line: str) -> None:
 
 def say_json(value: object) -> None:
     """Print JSON, in ASCII."""
-    click.echo(json.dumps(value, indent=2))
+    with _printing():
+        click.echo(json.dumps(value, indent=2))
 
 
 def say_json_lines(lines: str) -> None:
     """Print lines of JSON, in ASCII."""
-    click.echo(
-        "".join(line if " " <= line <= "~" or line == "\n" else json.dumps(line)[1:-1] for line in lines), nl=False
-    )
+    text = "".join(line if " " <= line <= "~" or line == "\n" else json.dumps(line)[1:-1] for line in lines)
+    with _printing():
+        click.echo(text, nl=False)
 
 
 def show(*parts: Table | str) -> None:
     """Print tables and lines on standard output; whole tables where that is not a terminal."""
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, markup=False, highlight=False, emoji=False)
-    for part in parts:
-        if isinstance(part, str):
-            say(part)
-        else:
-            console.print(part)
+    with _printing():
+        console = Console(width=None if sys.stdout.isatty() else _WIDE, markup=False, highlight=False, emoji=False)
+        for part in parts:
+            if isinstance(part, str):
+                say(part)
+            else:
+                console.print(part)
 
 
 def output(as_json: bool, body: object, *parts: Table | str) -> None:

@@ -29,6 +29,8 @@ _TIMES = tuple(StepOut.model_fields)
 _SHOWN_PERCENTILES = (50, 95, 99)
 _OF_VMS = ("start", "tier", "vm", "host")
 _OVER_TIME = ("cpu_share", "run_delay_share", "weight", "mode")
+_YEARS = (1970, 9998)
+"""Of the times that the REST interface takes."""
 _LONGEST = timedelta(days=30)  # of a report's default period
 _POINTS = 720  # an hour each of 30 days; violations less than a step apart are shown as one
 _MOST_LISTED = 50
@@ -200,11 +202,12 @@ def moment_given(name: str) -> datetime | None:
         return None
     try:
         if len(text) == len("2026-01-31"):
-            return datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
-        moment = datetime.fromisoformat(text)
+            moment = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+        else:
+            moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
-    if moment is None or moment.tzinfo is None:
+    if moment is None or moment.tzinfo is None or not _YEARS[0] <= moment.year <= _YEARS[1]:
         raise RequestRefused(422, f"{name}: {text!r} is no time; use a day such as 2026-01-31 or 2026-01-31T14:00:00Z")
     return moment
 

@@ -15,7 +15,15 @@ from typing import Any
 
 import click
 
-from manager.cli.options import ManPage, ManPageGroup, json_option, make_state_dir, with_settings, write_secret
+from manager.cli.options import (
+    ManPage,
+    ManPageGroup,
+    NumberRange,
+    json_option,
+    make_state_dir,
+    with_settings,
+    write_secret,
+)
 from manager.cli.times import local_time
 from manager.errors import SettingsError
 from manager.settings import Settings
@@ -208,7 +216,7 @@ def token() -> None:
 @click.option("--host", metavar="HOST", help="The host that a token of role host speaks for, or that is to join.")
 @click.option("--application", metavar="NAME", help="The application that a token of role source measures.")
 @click.option("--replace", is_flag=True, help="With --join --host: also while that host is served; revokes its tokens.")
-@click.option("--days", type=click.FloatRange(0.001, 3650), help="Days until it expires. [default: never; --join: 1]")
+@click.option("--days", type=NumberRange(0.001, 3650), help="Days until it expires. [default: never; --join: 1]")
 def create_token_command(
     settings: Settings,
     role: str | None,
@@ -234,7 +242,7 @@ def create_token_command(
         else:
             expires_at = None if days is None else now + timedelta(days=days)
             _, secret = create_token(session, name, Role(role), host, now, expires_at, application)
-    say(secret)
+        say(secret)  # before it is stored for good: without its secret nobody has a use of it
 
 
 def _when(moment: datetime | None) -> str:

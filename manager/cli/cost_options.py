@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import click
 
+from manager.cli.options import NumberRange
 from manager.model.costs import COST_RANGES, STUDY_COSTS, HostCosts
 from manager.model.fields import adapter_of
 
 _DESCRIPTIONS: Mapping[str, str] = {
     name: shape["description"] for name, shape in adapter_of(HostCosts).json_schema()["properties"].items()
 }
-
-
-class _Cost(click.FloatRange):
-    """A number in a range: what is none is in no range, either."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number. Raises click.BadParameter."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
-        return number
 
 
 def cost_options(default: str) -> Callable[[Any], Any]:
@@ -37,7 +26,7 @@ def cost_options(default: str) -> Callable[[Any], Any]:
             function = click.option(
                 "--" + name.replace("_", "-"),
                 name,
-                type=_Cost(*COST_RANGES[name]),
+                type=NumberRange(*COST_RANGES[name]),
                 default=None,
                 help=f"{text[0].upper()}{text[1:]}. [default: {default}]",
             )(function)

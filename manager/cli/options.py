@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import signal
 import sys
@@ -113,6 +114,17 @@ def with_settings(*names: str) -> Decorator:
         return click.option("--config", type=path, envvar=CONFIG_VARIABLE, metavar="FILE", help=config_help)(decorated)
 
     return decorate
+
+
+class NumberRange(click.FloatRange):
+    """A number in a range: what is none is in no range, either."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. Raises click.BadParameter."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -249,16 +261,23 @@ def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:
     Raises SettingsError saying how to get one.
     """
     if TOKEN_VARIABLE in os.environ:
-        return os.environ[TOKEN_VARIABLE].strip()
+        return _checked(os.environ[TOKEN_VARIABLE].strip(), TOKEN_VARIABLE)
     path = Path(settings.text("token_file") or settings.state_dir / default_file)
     try:
         if path.stat().st_mode & 0o077:
             log.warning("others may read the token in %s: chmod 0600 it", path)
-        token = path.read_text().strip()
+        token = path.read_text(errors="replace").strip()
     except OSError as error:
         raise SettingsError(f"no token: {path} cannot be read ({error.strerror}). {_REMEDY}") from error
     if not token:  # as a power cut may leave a new file
         raise SettingsError(f"no token: {path} is empty. {_REMEDY}")
+    return _checked(token, str(path))
+
+
+def _checked(token: str, source: str) -> str:
+    """The token, which goes into a header. Raises SettingsError, without what may be a secret."""
+    if not all("!" <= letter <= "~" for letter in token):
+        raise SettingsError(f"no token: {source} holds something else than one word of ASCII. {_REMEDY}")
     return token
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from manager.cli.options import ManPage, json_option
+from manager.cli.options import ManPage, NumberRange, json_option
 from manager.cli.recording_files import read_recording
 from manager.errors import SettingsError
 from manager.model.registration import VmClass
@@ -117,13 +117,13 @@ def calibrate_command(recording: str, out: Path | None, seeds: int, as_json: boo
 @click.option("--vcpus", required=True, type=click.IntRange(1, 256), metavar="N", help="Its vCPUs.")
 @click.option(
     "--demand",
-    type=click.FloatRange(0.01, 256),
+    type=NumberRange(0.01, 256),
     metavar="PCPUS",
     help="CPU seconds a second that it wants. [default: all its vCPUs]",
 )
 @click.option("--like", default="", metavar="APPLICATION[/TIER]", help="It serves requests as that one does.")
 @click.option(
-    "--rate", type=click.FloatRange(0.01, 1e5), metavar="RPS", help="Requests per second. [default: as one of its VMs]"
+    "--rate", type=NumberRange(0.01, 1e5), metavar="RPS", help="Requests per second. [default: as one of its VMs]"
 )
 @click.option("--policy", metavar="POLICY", help="An installed policy. [default: the one in force]")
 @seeds_option

@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection, Incomple
 from select import POLLIN, poll
 from socket import socket
 from typing import Any, Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from manager.errors import ManagerRefused, ManagerUnavailable
 
@@ -145,7 +145,8 @@ class ManagerClient:
         something that is not a manager.
         """
         query = {name: value for name, value in (params or {}).items() if value}
-        target = f"{API}{path}" + (f"?{urlencode(query)}" if query else "")
+        asked = urlencode(query, errors="surrogateescape")
+        target = API + quote(path, errors="surrogateescape") + (f"?{asked}" if asked else "")
         sent = json.dumps(body) if body is not None else content
         all_headers = self._headers | (headers or {})
         if sent is not None:

@@ -89,6 +89,8 @@ def back_up(database: Database, path: Path, say: Say) -> Backup:
         if database.file is not None:
             say(f"copying {database.file} ({database.file.stat().st_size / 1e6:,.1f} MB)")
             _copy(database.file, part)
+            with closing(sqlite3.connect(part)) as there:  # all in one file, which is read where nobody can write
+                there.execute("PRAGMA journal_mode = DELETE")
         else:
             say("running pg_dump")
             _run(database.url, "pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={part}")

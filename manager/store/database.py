@@ -253,6 +253,8 @@ def open_database(url: str, pool_size: int = 8) -> Database:
         return Database(parsed, pool_size)
     except ArgumentError as error:
         raise SettingsError(f"database_url is refused: {error}") from None
+    except ValueError:  # its text may hold a part of a password
+        raise SettingsError("database_url is refused: its port is no number") from None
     except ModuleNotFoundError as error:
         raise SettingsError(f"database_url needs the Python package {error.name!r}: install it") from None
 

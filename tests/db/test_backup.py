@@ -98,6 +98,18 @@ def test_a_backup_is_one_state_with_all_that_was_acknowledged_before_and_comes_b
     other.close()
 
 
+def test_a_backup_of_sqlite_is_one_file_from_anywhere(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'equipoise.db'}")
+    database.upgrade()
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    made = back_up(database, shelf / "backup", quiet)
+    database.close()
+    assert [one.name for one in shelf.iterdir()] == ["backup"]
+    inspect(made.path)  # as of a medium that cannot be written: nothing is made beside it
+    assert [one.name for one in shelf.iterdir()] == ["backup"]
+
+
 def test_an_older_one_is_migrated(database_url: str, tmp_path: Path) -> None:
     revision = revisions()[0]
     database = open_database(database_url)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +116,54 @@ def test_the_environment_names_a_settings_file(tmp_path: Path, monkeypatch: pyte
     file.write_text("interval_s = 2\n")
     monkeypatch.setenv("EQUIPOISE_CONFIG", str(file))
     assert json.loads(call("config", "--json").stdout)["interval_s"]["source"] == str(file)
+
+
+@pytest.mark.parametrize("token", [b"eqp_one\neqp_two", b"\xff\xfe", "eqp_ü".encode(), b"eqp_one two"])
+def test_what_is_no_token_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    file.chmod(0o600)
+    monkeypatch.setenv("EQUIPOISE_MANAGER_URL", "http://127.0.0.1:1")
+    results = [call("status", "--token-file", str(file))]
+    monkeypatch.setenv("EQUIPOISE_TOKEN", os.fsdecode(token))
+    results.append(call("status"))
+    for result, source in zip(results, (str(file), "EQUIPOISE_TOKEN"), strict=True):
+        assert result.exit_code == 1
+        assert f"no token: {source} holds something else than one word of ASCII" in result.output
+        assert "eqp_" not in result.output
+
+
+@pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+def test_a_token_that_cannot_be_printed_is_not_made(redirected: str) -> None:
+    make = "token create --role viewer --name lost"
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.quote(sys.executable)} -m manager.cli {make} {redirected}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("equipoise: standard output")
+    assert "lost" not in call("token", "list").output
+
+
+@pytest.mark.parametrize("command", ["config", "config --json", "sim list"])
+@pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(command: str, redirected: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m manager.cli {command} {redirected}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("equipoise: standard output")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_number_of_days_that_is_none_is_refused() -> None:
+    result = call("token", "create", "--role", "viewer", "--name", "a", "--days", "nan")
+    assert result.exit_code == 2
+    assert "'nan' is not in the range 0.001<=x<=3650" in result.output
+
+
+def test_a_port_of_the_database_that_is_no_number_is_refused() -> None:
+    result = call("token", "list", "--database-url", "postgresql://equipoise@db:first/equipoise")
+    assert result.exit_code == 1
+    assert "database_url is refused: its port is no number" in result.output

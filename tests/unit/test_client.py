@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -186,3 +187,14 @@ def test_a_manager_cannot_fill_an_agents_memory_with_an_answer() -> None:
             tracemalloc.stop()
             client.close()
             endless.shutdown()
+
+
+@pytest.mark.parametrize("name", ["ü", "a b", "shop-cache?x", "a#b", "\udcff"])
+def test_what_is_no_name_is_sent_as_it_is_given(server: str, name: str) -> None:
+    client = ManagerClient(server, "")
+    assert client.get(f"/vms/{name}", host=name) == {}
+    client.close()
+    [(_, target, _, _)] = Handler.asked
+    sent = urlsplit(target)
+    assert unquote(sent.path, errors="surrogateescape") == f"/api/v1/vms/{name}"
+    assert parse_qs(sent.query, errors="surrogateescape") == {"host": [name]}

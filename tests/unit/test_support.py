@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 import tarfile
@@ -134,6 +135,18 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "cannot be written: No such file" in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_a_part_of_a_bundle_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(support_command, "_parts", full)
+    file = tmp_path / "bundle.tar.gz"
+    result = CliRunner().invoke(main, ["support-bundle", "--output", str(file)])
+    assert result.exit_code == 1
+    assert "cannot be written: No space left" in result.output
+    assert not file.exists()
 
 
 def test_what_is_there_is_neither_written_to_nor_followed(tmp_path: Path) -> None:

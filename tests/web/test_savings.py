@@ -118,6 +118,8 @@ def test_without_measurements_it_says_so(desk: Desk) -> None:
         ("server_usd=nan", "server_usd: 'nan' is refused"),
         ("since=2026-03-01&until=2026-02-01", "since: it is not before until"),
         ("since=yesterday", "'yesterday' is no time"),
+        ("until=0001-01-01", "'0001-01-01' is no time"),
+        ("since=9999-12-31T23:59:59Z", "is no time"),
     ],
 )
 def test_bad_periods_and_costs_are_refused(used: Desk, query: str, says: str) -> None:
