@@ -25,7 +25,7 @@ from manager.api.live_reports import LiveReports
 from manager.api.manager_metrics import Metrics
 from manager.api.queries import AssignmentConditions, NamePath
 from manager.api.validation import shown
-from manager.control.claim_rules import RegisteredVm
+from manager.control.claim_rules import Foul, RegisteredVm
 from manager.control.dating import dated, latest_end
 from manager.control.tenure_rules import Who
 from manager.errors import Conflict, ProtocolRefused
@@ -331,13 +331,15 @@ def _take_statuses(
         whole = not body.vms_changed_only
         taken = take_statuses(session, host, reported, now, context.silent, whole=whole, known=known)
     refused = taken.refused if taken else ()
+    # Such a VM is this host's once the other has let go, which nothing here shows: all VMs come again until then.
+    waits = any(vm.why is Foul.RUNS_ELSEWHERE for vm in refused)
     if not body.ticks:
         if taken:
             forget_shares(host, {status.vm for status in body.vms or ()})
-        return False, refused
+        return waits, refused
     newest = max(body.ticks, key=lambda tick: tick.time_s)
     shares = {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}
-    return not put_shares(session, host, shares, now, taken.here if taken else None), refused
+    return not put_shares(session, host, shares, now, taken.here if taken else None) or waits, refused
 
 
 def _status_columns(vm: VmStatus) -> dict[str, object]:

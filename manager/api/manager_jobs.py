@@ -53,7 +53,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
             if not busy_hosts(session):
                 return 0
         with database.writing() as session:
-            return close_proposals(session, run.now)
+            return close_proposals(session, run.now, run.since)
 
     return (
         Job("retention", _HOUR_S, retain),

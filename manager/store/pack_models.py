@@ -41,7 +41,7 @@ class TickPackRow(PackRow):
     """Ticks of a host, of a minute or, where they are older, of a quarter of an hour."""
 
     __tablename__ = "tick_packs"
-    longest = QUARTER
+    longest = QUARTER + PackRow.longest  # rows of a minute that ends in the quarter are joined whole
 
 
 class DecisionPackRow(PackRow):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select
@@ -38,6 +38,7 @@ UNBEGUN = timedelta(minutes=10)
 """A migration that is approved has begun, or goes on being reported, in this time; else it failed."""
 UNREPORTED = timedelta(seconds=5)
 """After so long without a report, that the VM arrived counts: the agent's own word comes first, if it has one."""
+_EVER = datetime.min.replace(tzinfo=UTC)
 BY_SETTING = "the setting migrate"
 _BALANCE = audit.Actor(audit.LOCAL, "balance", "", "")
 
@@ -181,13 +182,14 @@ def take_reports(session: Session, host: str, reports: Sequence[MigrationReport]
             _failed(session, row, now, report.detail)
 
 
-def close_proposals(session: Session, now: datetime) -> int:
+def close_proposals(session: Session, now: datetime, since: datetime = _EVER) -> int:
     """End migrations whose VM arrived, or of which no report comes, and proposals that nobody decided in time.
 
-    Returns how many. What agents are to do changes only where there is one. Call it first in a transaction.
+    ``since``: silence before then does not count, because no manager ran. Returns how many. What agents are to do
+    changes only where there is one. Call it first in a transaction.
     """
     rows = session.scalars(select(ProposalRow).where(ProposalRow.state.in_(OPEN)).order_by(ProposalRow.id)).all()
-    ends = [(row, end) for row in rows if (end := _end(session, row, now)) is not None]
+    ends = [(row, end) for row in rows if (end := _end(session, row, now, since)) is not None]
     if ends:
         lock_registrations(session)
     for row, end in ends:
@@ -200,14 +202,14 @@ def close_proposals(session: Session, now: datetime) -> int:
     return len(ends)
 
 
-def _end(session: Session, row: ProposalRow, now: datetime) -> MigrationState | None:
+def _end(session: Session, row: ProposalRow, now: datetime, since: datetime) -> MigrationState | None:
     """How an open proposal ended without a report; None: it is not over."""
     if row.state is MigrationState.PROPOSED:
         return MigrationState.EXPIRED if now - row.at > VALID else None
     silent = now - max(each for each in (row.reported_at, row.decided_at, row.at) if each)
     if row.begun_at is not None and silent > UNREPORTED and _has_arrived(session, row):
         return MigrationState.DONE
-    return MigrationState.FAILED if silent > UNBEGUN else None
+    return MigrationState.FAILED if min(silent, now - since) > UNBEGUN else None
 
 
 def past_migrations(session: Session, since: datetime) -> list[PastMigration]:

@@ -48,6 +48,7 @@ from manager.store.window_packs import COLUMNS, SPAN, StoredWindow, at_places, j
 from manager.store.windows import columns_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
+_DAY = timedelta(days=1)  # so far ahead a host's clock alone is believed
 _AT_ONCE = 500  # notes whose rows are made together: neither many applications nor many minutes take much memory
 
 Place = tuple[int, datetime]
@@ -79,7 +80,9 @@ class RollUps:
         ``stopped`` is asked before each transaction. Raises DatabaseUnavailable.
         """
         settled = floor(now - timedelta(seconds=_SETTLED_S), MINUTE)
-        waited = UnrolledWindowsRow.id <= self._long_noted()
+        # What a host's clock dated ahead waits for its time: until then something else may take its place.
+        ahead = UnrolledWindowsRow.start.between(now, now + _DAY)
+        waited = (UnrolledWindowsRow.id <= self._long_noted()) & ~ahead
         made = self._roll(MINUTE, (UnrolledWindowsRow.start < settled) | waited, stopped)
         # How long an hour has been noted means nothing: it is noted with its first minute.
         return made + self._roll(HOUR, UnrolledWindowsRow.start < floor(settled, HOUR), stopped)

@@ -10,12 +10,16 @@ from functools import partial
 import pytest
 from sqlalchemy import select
 
+from manager.api.context import ManagerContext
+from manager.api.manager_jobs import make_jobs
 from manager.errors import Conflict, NotFound
 from manager.model.migration import MigrationOrder, MigrationReport, MigrationState, MovePrediction, MoveSpan
 from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
+from manager.settings import load_settings
 from manager.store.access_models import AuditRow
 from manager.store.database import Database, registration_revision
 from manager.store.hosts import put_host, put_statuses, replace_domains
+from manager.store.jobs import JobResult, Jobs
 from manager.store.models import EventRow, HostRow
 from manager.store.proposals import (
     BY_SETTING,
@@ -34,6 +38,8 @@ from manager.store.proposals import (
 from manager.store.registrations import get
 from manager.store.vm_claims import take_statuses
 from manager.store.vms import get_vm, put_vm
+from policies.installed import InstalledPolicy
+from policies.priority import POLICY as PRIORITY
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
@@ -276,3 +282,17 @@ def test_what_nobody_decides_expires_without_a_cool_down(fleet: Database) -> Non
         assert close_proposals(session, NOW + timedelta(minutes=31)) == 1
         assert past_migrations(session, NOW) == []
     assert state(fleet, number)[0] is MigrationState.EXPIRED
+
+
+def test_a_migration_goes_on_while_no_manager_runs(fleet: Database) -> None:
+    number = decided(fleet)
+    report(fleet, number, RUNNING)
+    later = NOW + timedelta(minutes=15)  # of which no manager ran in the last 14
+    policies = {"priority": InstalledPolicy(PRIORITY, "equipoise")}
+    context = ManagerContext(fleet, policies, stale_s=30, min_samples=20, clock=later.timestamp)
+    [job] = [job for job in make_jobs(load_settings(None, {}, {}), context) if job.name == "migrations"]
+    assert Jobs(fleet, [job], context.clock).ask(job) is JobResult.DONE
+    assert state(fleet, number)[0] is RUNNING
+    report(fleet, number, DONE, later)
+    with fleet.reading() as session:
+        assert get_vm(session, "render-1")["host"] == "kvm2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -401,3 +402,28 @@ def test_the_latest_violation(store: Store, rolled: bool) -> None:
     assert latest(119) == (20, 30)
     assert latest(15) is None
     assert latest(7300) is None
+
+
+def report_at(store: Store, one: Window, second: float) -> None:
+    """At that time of the manager's."""
+    with store.database.writing() as session:
+        numbers = {"shop": get(session, ApplicationRow, "shop").id}
+        replace_windows(session, "h", numbers, [one], SLOT, at(second) + timedelta(seconds=60))
+
+
+def pass_minutes(store: Store, seconds: Iterable[int]) -> None:
+    passed = [0.0]
+    job = RollUps(store.database, SLOT, LEAST, Keep(RAW, KEEP, 2 * KEEP), steady=lambda: passed[0])
+    for second in seconds:
+        passed[0], store.now = second, at(second)
+        job.roll_up(store.now)
+
+
+def test_a_minute_that_a_clock_ahead_filled_is_that_which_came_in_its_time(store: Store) -> None:
+    report_at(store, window(7200, 40, 400.0), 0)  # at noon, of a host two hours ahead
+    pass_minutes(store, range(0, 600, 60))
+    report_at(store, window(7200, 20, 50.0), 7205)  # its clock was set right
+    pass_minutes(store, range(7200, 7800, 60))
+    for period_s in (5, 60):
+        [period] = store.read(7200, 7260, period_s)
+        assert (period.window.histogram.count, period.violated) == (20, 0)

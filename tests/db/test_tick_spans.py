@@ -109,3 +109,16 @@ def test_joined_ticks_go_once_the_youngest_was_kept_for_its_time_and_all_are_rol
     assert job.forget(Cleanup(fleet, at(889) + DAY, long_ago)) == 0
     job.forget(late)
     assert [host for host, *_ in rows(fleet)] == ["a", "b"]
+
+
+def test_ticks_of_a_report_across_a_quarter_are_read_as_before_they_were_joined(database: Database) -> None:
+    def lengths() -> list[int]:
+        with database.reading() as session:
+            page = list_ticks(session, "a", None, None, 100, after=at(875))
+            return [len(page), len(ticks_between(session, "a", at(840), at(880)))]
+
+    store(database, "a", 850, 860, 875, 890, 905)  # one report, in which a quarter of an hour ends
+    store(database, "a", 1790)
+    before = lengths()
+    join(database, at(1800) + timedelta(minutes=76))
+    assert lengths() == before == [2, 3]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from manager.cli.admin_commands import ensure_token_file
 from manager.cli.options import ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, SIMULATED_FILE
@@ -129,7 +130,8 @@ class Service:
     def ask(self, method: str, path: str, body: object = None, token: str | None = None) -> Any:
         """What a request of an admin, or of whose token it is, is answered. Raises ManagerUnavailable when refused."""
         with contextlib.closing(self.client(token)) as client:
-            response = client.request(method, path, body=body)
+            where, _, query = path.partition("?")
+            response = client.request(method, where, body=body, params=dict(parse_qsl(query)))
             return response.json() if response.content else None
 
     def until(self, what: Callable[[ManagerClient], Any]) -> Any:

@@ -183,7 +183,7 @@ def test_an_sla_is_watched_without_anything_in_the_guest(
         return source["status"] or {"state": "", "detail": ""}
 
     def counted() -> int:
-        return sum(window["count"] for window in client.get("/applications/shop/windows?limit=500")["items"])
+        return sum(window["count"] for window in client.get("/applications/shop/windows", limit="500")["items"])
 
     until(lambda: status()["detail"] == f"nobody was seen to serve port {port}", "the program to be at the tap")
     result = run(LoadSpec(vm.ip, port, options, (Phase(DURATION_S, rate_rps),), connections=8))
