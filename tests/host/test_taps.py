@@ -505,8 +505,9 @@ def test_an_interface_that_is_detached_is_forgotten_and_another_is_not(wire: Wir
     assert wire.seen.answers == 1
     program.detach(INTERFACE)
     assert (wire.all, program.attached) == ([], frozenset())
-    program.attach(INTERFACE)
-    assert (wire.all, program.attached) == ([], {INTERFACE})
+    program.attach(INTERFACE)  # the loopback, on which tests beside this one may talk
+    assert not [service for service in wire.all if service.port == Connection.port]
+    assert program.attached == {INTERFACE}
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def agent(vms: tuple[Vm, ...], tmp_path: Path) -> Iterator[Agent]:
     }
     assignment = {"host": host, "vms": vms_assigned, "applications": [shop], "slot_s": INTERVAL_S}
     (tmp_path / "assignment.json").write_text(json.dumps(assignment))
-    (tmp_path / "agent.token").write_text("of no manager")
+    (tmp_path / "agent.token").write_text("of-no-manager")
     made = Agent(tmp_path, vms)
     yield made
     for process in made.processes:
