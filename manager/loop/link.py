@@ -90,6 +90,7 @@ class ManagerLink:
     ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the next report needs all VMs.
     ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown. ``cadence``: how often
     the manager wants reports, None: in each interval. ``orders``: what is to be migrated, by its last answer.
+    ``slow_part_s``: how long it took for the last part of what waits, where the rest was left for later.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class ManagerLink:
         self.shared, self.vms_missing = True, False
         self.clock_ahead_s: float | None = None
         self.cadence: Cadence | None = None
+        self.slow_part_s: float | None = None
         self.orders: tuple[MigrationOrder, ...] = ()
         self._known = KnownWindows()
         self._packs = False  # an earlier manager reads no packed windows
@@ -256,7 +258,8 @@ class ManagerLink:
             )
             begin_s = system_clock().monotonic_s
             response, slots, stored = deliver(pieces, post, self._reject)
-            enough = system_clock().monotonic_s - begin_s > easy_s and not windows
+            took_s = system_clock().monotonic_s - begin_s
+            enough = took_s > easy_s and not windows
             if waiting.last:
                 self._outbox.drop_through(waiting.last)
             if stored.vms_missing:
@@ -266,6 +269,7 @@ class ManagerLink:
             self.vms_missing, self.cadence = stored.vms_missing, stored.cadence
             self.orders = tuple(stored.migrations)
             if last or enough:
+                self.slow_part_s = None if last else took_s
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._assigned if done else self.fetch()
 

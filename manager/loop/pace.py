@@ -12,6 +12,10 @@ from zlib import crc32
 
 from manager.protocol.assignment import Cadence
 
+_PAUSE = 5.0
+"""A host whose part of history took long waits so many times as long before it sends the next one: the busier managers
+are, the less they are asked to do."""
+
 
 class Pace:
     """When one host's agent reports. Times are monotonic, in seconds.
@@ -25,6 +29,7 @@ class Pace:
         self._live = self._history = -1
         self._failed_s: float | None = None
         self._retried = self._late = False
+        self._rest_at_s = math.inf
 
     def asks(self, now_s: float) -> bool:
         """Whether the manager may be asked: one that did not answer twice is, once in each turn for live reports."""
@@ -40,7 +45,7 @@ class Pace:
             return True
         if self._late:
             return self._failed_s is None and self._turns(now_s, self.cadence)[1] != self._history
-        return urgent or self._turns(now_s, self.cadence)[1] != self._history
+        return urgent or now_s >= self._rest_at_s or self._turns(now_s, self.cadence)[1] != self._history
 
     def failed(self, now_s: float) -> None:
         """The manager did not answer at that time."""
@@ -52,8 +57,17 @@ class Pace:
         self._retried, self._live = True, self._turns(now_s, self.cadence)[0]
         self._late = self._late or now_s - self._failed_s >= self.cadence.live_s
 
-    def reported(self, now_s: float, cadence: Cadence | None, *, history: bool) -> None:
-        """The manager took a report at that time, and asked for this cadence; ``history``: with all that waited."""
+    def reported(
+        self, now_s: float, cadence: Cadence | None, *, history: bool, slow_part_s: float | None = None
+    ) -> None:
+        """The manager took a report at that time, and asked for this cadence; ``history``: with what waited.
+
+        ``slow_part_s``: how long it took for the last part of that, where the rest still waits; None: nothing does.
+        """
+        if history:
+            self._rest_at_s = math.inf
+        if cadence is not None and slow_part_s is not None:
+            self._rest_at_s = now_s + min(_PAUSE * slow_part_s, cadence.history_s)
         if cadence is not None:
             self._live, number = self._turns(now_s, cadence)
             back = self._late and self._failed_s is not None

@@ -47,7 +47,7 @@ _SERVICES_S = 10.0
 _UNANSWERED_S = 10.0
 """The manager counts as up for so long, and three exchanges, after it answered."""
 _EASY_S = 1.0
-"""A manager that takes longer for a part of what waits has enough to do: the rest comes at this host's next turn."""
+"""A manager that takes longer for a part of what waits has enough to do: the rest comes later, see ``Pace``."""
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,8 @@ class Reporter(Background):
             return self._without_manager(error)
         self._migrations.reported(migrations)
         self._migrations.obey(self._link.orders)
-        self._pace.reported(system_clock().monotonic_s, self._link.cadence, history=history)
+        slow_part_s = self._link.slow_part_s if history else None
+        self._pace.reported(system_clock().monotonic_s, self._link.cadence, history=history, slow_part_s=slow_part_s)
         if news:
             self._reported_facts = facts, system_clock().monotonic_s
         if services_due:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_after_an_outage_the_state_comes_first_and_then_what_waited(site: Site) 
 
 
 def test_of_a_slow_manager_no_more_is_asked_than_it_can_do(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits comes in parts; after one that took long the rest waits for the next turn."""
+    """What waits comes in parts; after one that took long the rest waits for five times as long."""
     [a, _] = site.machines
     monkeypatch.setattr(link_module, "_BATCH", 10)
     site.up = False
@@ -237,10 +238,43 @@ def test_of_a_slow_manager_no_more_is_asked_than_it_can_do(site: Site, monkeypat
         interval(site)
     site.up = True
     steps = iter(range(1, 100_000))
-    monkeypatch.setattr(link_module, "system_clock", lambda: Clock(site.now_s, 2.0 * next(steps)))
-    with_history = [sum(has_history(report) for report in interval(site)) for _ in range(14)]
+    monkeypatch.setattr(link_module, "system_clock", lambda: Clock(site.now_s, 0.7 * next(steps)))
+    with_history = [sum(has_history(report) for report in interval(site)) for _ in range(22)]
     assert max(with_history) == 1, "one part in a turn"
     assert a.outbox.peek(1, 1000).last, "the rest still waits"
+    parts = [number for number, parts in enumerate(with_history) if parts]
+    assert {after - before for before, after in pairwise(parts)} == {3}, "5 times 2.1 s, and until the next interval"
+
+
+def test_the_rest_comes_the_later_the_busier_a_manager_is() -> None:
+    pace = Pace("a")
+    for took_s, pause_s in ((1.2, 6.0), (3.0, 15.0), (30.0, CADENCE.history_s)):
+        pace.reported(0.0, CADENCE, history=True)
+        begin_s = next(
+            second for second in range(1, 61) if pace.history_due(second)
+        )  # the next turn is as far as it can
+        pace.reported(begin_s, CADENCE, history=True, slow_part_s=took_s)
+        assert not pace.history_due(begin_s + pause_s - 1)
+        pace.reported(begin_s + 1, CADENCE, history=False)
+        assert pace.history_due(begin_s + pause_s)
+        pace.reported(begin_s + pause_s, CADENCE, history=True)
+        assert not pace.history_due(begin_s + pause_s + 0.5) or pause_s == CADENCE.history_s, "nothing is left"
+
+
+def test_an_hour_is_there_within_two_minutes_of_a_busy_manager() -> None:
+    """It comes in nine parts, each of which takes a second."""
+    pace = Pace("a")
+    pace.reported(0.0, CADENCE, history=True)
+    away(pace, 60, 3660)
+    now_s, parts = 3660.0, 9
+    while parts:
+        now_s += 1
+        if pace.history_due(now_s):
+            parts -= 1
+            pace.reported(now_s, CADENCE, history=True, slow_part_s=1.01 if parts else None)
+        elif pace.live_due(now_s):
+            pace.reported(now_s, CADENCE, history=False)
+    assert now_s - 3660 <= 120
 
 
 def test_a_manager_that_forgot_the_host_is_told_all_at_once(site: Site) -> None:
