@@ -28,8 +28,11 @@ def tenure_of(host: HostRow) -> Tenure:
 
 
 def is_live(host: HostRow, now: datetime, silent: timedelta) -> bool:
-    """Whether its agent reported within ``silent``, also if the clock was set."""
-    return host.last_seen_at is not None and abs(now - host.last_seen_at) <= silent
+    """Whether its agent reported within ``silent``, also if the clock was set, or nobody has noticed yet that not.
+
+    Time without a manager is no silence: of two agents the second may be the first to come back.
+    """
+    return host.last_seen_at is not None and (not host.silent or abs(now - host.last_seen_at) <= silent)
 
 
 def refusal(host: HostRow, who: Who | None, now: datetime, silent: timedelta) -> str:

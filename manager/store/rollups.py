@@ -44,11 +44,13 @@ from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
 from manager.store.row_writes import among, has_arrays, upsert
+from manager.store.serving_hosts import awaiting_history
 from manager.store.window_packs import COLUMNS, SPAN, StoredWindow, at_places, joined_origins, packed, stored
 from manager.store.windows import columns_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
 _DAY = timedelta(days=1)  # so far ahead a host's clock alone is believed
+_RETURN = timedelta(hours=1)  # after it a host that was away has told all, and its minutes are rolled up
 _AT_ONCE = 500  # notes whose rows are made together: neither many applications nor many minutes take much memory
 
 Place = tuple[int, datetime]
@@ -88,16 +90,23 @@ class RollUps:
         return made + self._roll(HOUR, UnrolledWindowsRow.start < floor(settled, HOUR), stopped)
 
     def forget(self, cleanup: Cleanup) -> int:
-        """Remove windows and rows that were kept for their time and are rolled up; returns how many."""
+        """Remove windows and rows that were kept for their time and are rolled up; returns how many.
+
+        Windows of an application stay as long as its minutes while a host of it is away: a minute is made of the
+        windows of all hosts.
+        """
         keep, notes = self._keep, UnrolledWindowsRow
         minutes, hours = (RollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
         noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
-        gone = cleanup.remove_old(WINDOWS, WindowRow.id, WindowRow.slot, keep.raw, ~noted)
+        awaiting, oldest = awaiting_history(cleanup.now - _RETURN), cleanup.now - keep.minutes
+        whole = WindowRow.application_id.not_in(awaiting) | (WindowRow.slot < oldest)
+        gone = cleanup.remove_old(WINDOWS, WindowRow.id, WindowRow.slot, keep.raw, ~noted & whole)
         pack = WindowPackRow
+        whole = pack.application_id.not_in(awaiting) | (pack.start < oldest)
         # Of all windows in it: as long as there is one of them to be rolled up, it stays, and so do those before it.
         of_pack = (notes.application_id == pack.application_id) & (notes.length_s == seconds(MINUTE))
         noted = exists().where(of_pack, notes.until > pack.start, notes.start < cleanup.now - keep.raw)
-        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw + SPAN, ~noted)
+        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw + SPAN, ~noted & whole)
         noted = is_noted(notes, notes.application_id == RollupRow.application_id, HOUR, RollupRow.start)
         gone += cleanup.remove_old("minutes", RollupRow.id, RollupRow.start, keep.minutes, minutes & ~noted)
         gone += cleanup.remove_old("hours", RollupRow.id, RollupRow.start, keep.hours, hours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
-from sqlalchemy import case, func, or_, select
+from sqlalchemy import Select, case, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from manager.store.access_models import TokenRow
@@ -83,6 +83,19 @@ def named_hosts(session: Session, names: Mapping[int, str], now: datetime) -> di
         single = only_host(session, now)
         hosts_of = {name: hosts or ({single} if single else set()) for name, hosts in hosts_of.items()}
     return {name: frozenset(hosts) for name, hosts in hosts_of.items()}
+
+
+def awaiting_history(since: datetime) -> Select[int]:
+    """Applications (row numbers) with a VM on a host that is silent, or has been back only ``since`` then."""
+    here = (VmRow.host == HostRow.name) | (VmRow.host.is_(None) & (VmStatusRow.host_id == HostRow.id))
+    return (
+        select(TierRow.application_id)
+        .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
+        .join(VmRow, VmRow.id == TierVmRow.vm_id)
+        .outerjoin(VmStatusRow, VmStatusRow.vm == VmRow.name)
+        .join(HostRow, here)
+        .where(or_(HostRow.silent, HostRow.back_at > since))
+    )
 
 
 def only_host(session: Session, now: datetime) -> str | None:

@@ -15,17 +15,19 @@ from sqlalchemy.orm import Session
 from manager.control.budget import Period, total
 from manager.errors import NotFound
 from manager.model.histogram import Histogram
-from manager.model.registration import Application, Sla
+from manager.model.registration import Application, HostSpec, Sla, Tier, VmClass, VmSpec
 from manager.model.window import Ready, Window
 from manager.store import retention, rollups
 from manager.store.applications import application_with_past, put_application, remove_application
 from manager.store.database import Database
 from manager.store.history import MeasuredPast
-from manager.store.models import ApplicationRow, RollupRow, WindowRow
+from manager.store.hosts import put_host
+from manager.store.models import ApplicationRow, HostRow, RollupRow, VmStatusRow, WindowRow
 from manager.store.registrations import get
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import MINUTE, note_windows
 from manager.store.rollups import RollUps, period_of
+from manager.store.vms import put_vm
 from manager.store.windows import replace_windows
 from tests.aging import long_ago
 
@@ -427,3 +429,41 @@ def test_a_minute_that_a_clock_ahead_filled_is_that_which_came_in_its_time(store
     for period_s in (5, 60):
         [period] = store.read(7200, 7260, period_s)
         assert (period.window.histogram.count, period.violated) == (20, 0)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_windows_stay_while_another_host_of_the_application_is_away(store: Store, registered: bool) -> None:
+    with store.database.registering() as session:
+        for name in ("g", "h"):
+            put_host(session, HostSpec(name), HOUR, lambda _etag: None)
+            spec = VmSpec(f"shop-{name}", VmClass.CRITICAL, host=name if registered else None)
+            put_vm(session, spec, HOUR, lambda _etag: None)
+        tiers = (Tier("web", ("shop-g", "shop-h")),)
+        put_application(session, Application("shop", tiers, sla=Sla(100.0)), HOUR, lambda _etag: None)
+        away = get(session, HostRow, "g")
+        away.silent = True
+        if not registered:
+            session.add(VmStatusRow(vm="shop-g", host_id=away.id, at=HOUR, body="{}"))
+    store.report(*slots(0, 3600))
+    store.roll_up(3960)
+    store.now = HOUR + 3 * RAW
+    assert store.forget() == 0
+    with store.database.writing() as session:
+        back = get(session, HostRow, "g")
+        back.silent, back.back_at = False, store.now
+    store.now += timedelta(minutes=5)
+    assert store.forget() == 0
+    store.report(*slots(0, 3600, seed=1), origin="g")
+    store.job().roll_up(store.now)
+    assert whole([period for _, period in store.rows(60)], 0, 3600).window.histogram.count == sum(
+        slot.histogram.count for seed in (0, 1) for slot in slots(0, 3600, seed)
+    )
+    store.now += RAW
+    assert store.forget() == 2 * 720
+    with store.database.writing() as session:
+        get(session, HostRow, "g").silent = True
+    store.report(*slots(0, 60, seed=2))
+    store.job().roll_up(store.now)
+    store.now = HOUR + KEEP + timedelta(hours=1)
+    store.forget()
+    assert not store.raw(), "no longer than minutes"
