@@ -44,7 +44,7 @@ from manager.store.vms import VmFilter, list_vms, vcpus_of
 
 FIRST = timedelta(days=2)
 """Of so long a history a table is made at first."""
-AGAIN = timedelta(minutes=30)
+AGAIN = timedelta(hours=1)
 """A table is brought up to date so often."""
 SMALL_AGAIN = timedelta(minutes=5)
 """And where there is none yet, or a small one, so often."""
@@ -54,7 +54,7 @@ OVERLAP = timedelta(hours=1)
 """So much is read again each time: agents that were away report late."""
 MAX_LOOK_S = 20.0
 """When a run has taken so long no other application is looked at in it."""
-_ROUND_RUNS = 20
+_ROUND_RUNS = 60
 """A round of all applications takes so many runs at least: none of them keeps requests waiting for long."""
 _FEW = 100
 """So many are looked at in one run in any case."""
