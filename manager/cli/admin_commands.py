@@ -143,6 +143,12 @@ EXAMPLES
 """
 
 
+def _some_revision(_context: click.Context, _parameter: click.Parameter, revision: str) -> str:
+    if not revision.strip():
+        raise click.BadParameter("it is empty")
+    return revision
+
+
 @click.group(cls=ManPageGroup)
 def db() -> None:
     """Manage the versioned tables of the manager's database.
@@ -153,7 +159,7 @@ def db() -> None:
 
 @db.command(epilog=_DB_EPILOG)
 @_with_database
-@click.argument("revision", default="head")
+@click.argument("revision", default="head", callback=_some_revision)
 def upgrade(settings: Settings, revision: str) -> None:
     """Upgrade the tables to REVISION (default: the newest)."""
     database = open_store(settings)
@@ -163,7 +169,7 @@ def upgrade(settings: Settings, revision: str) -> None:
 
 @db.command(epilog=_DB_EPILOG)
 @_with_database
-@click.argument("revision")
+@click.argument("revision", callback=_some_revision)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def downgrade(settings: Settings, revision: str, yes: bool) -> None:
     """Downgrade the tables to REVISION; `base` removes them. Data that older tables cannot hold is lost."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
+from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, NumberRange, connect, json_option, with_settings
 from manager.errors import ManagerRefused
 from manager.model.numbers import digits
 from manager.model.registration import VmClass
@@ -67,16 +67,14 @@ EXAMPLES
 @click.option("--fleet", is_flag=True, help="Where would it fit best?")
 @click.option("--class", "vm_class", type=click.Choice([str(each) for each in VmClass]), help="Its class.")
 @click.option("--vcpus", type=click.IntRange(1, 256), metavar="N", help="Its vCPUs.")
-@click.option("--demand", type=click.FloatRange(0.01, 256), metavar="PCPUS", help="CPU seconds a second that it wants.")
+@click.option("--demand", type=NumberRange(0.01, 256), metavar="PCPUS", help="CPU seconds a second that it wants.")
 @click.option("--like", metavar="APPLICATION[/TIER]", help="It serves requests as that one does.")
-@click.option("--rate", type=click.FloatRange(0.01, 1e5), metavar="RPS", help="Requests per second.")
+@click.option("--rate", type=NumberRange(0.01, 1e5), metavar="RPS", help="Requests per second.")
 @click.option(
-    "--batch-loss", type=click.FloatRange(5, 100), metavar="PERCENT", help="CPU time that batch VMs may lose at most."
+    "--batch-loss", type=NumberRange(5, 100), metavar="PERCENT", help="CPU time that batch VMs may lose at most."
 )
 @click.option("--policy", metavar="POLICY", help="An installed policy. [default: the one in force]")
-@click.option(
-    "--minutes", type=click.FloatRange(1, 60), default=60.0, show_default=True, help="History to simulate from."
-)
+@click.option("--minutes", type=NumberRange(1, 60), default=60.0, show_default=True, help="History to simulate from.")
 @json_option
 def fits(settings: Settings, vm: str, host: str, fleet: bool, as_json: bool, **asked: Any) -> None:
     """Say whether VM fits on a host, or where in the fleet it fits best."""

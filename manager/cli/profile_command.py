@@ -22,6 +22,7 @@ from manager.cli.options import (
     Decorator,
     Failure,
     ManPageGroup,
+    NumberRange,
     connect,
     json_option,
     stop_signal,
@@ -135,7 +136,7 @@ def _parse_ways(_context: click.Context, _parameter: click.Parameter, text: str)
 
 
 def _number(name: str, least: float, most: float, default: float, text: str, metavar: str = "N") -> Decorator:
-    span = click.FloatRange(least, most)
+    span = NumberRange(least, most)
     return click.option(name, type=span, default=default, show_default=True, metavar=metavar, help=text)
 
 

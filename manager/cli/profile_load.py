@@ -18,7 +18,16 @@ from manager.cli.drive_record import DrivenLoad, DrivenPass, DriveRecord, read_r
 from manager.cli.load_options import GroupedCommand, driven_load, load_options
 from manager.cli.load_profile import LoadProfile, draw, profile_json, remarks, tables
 from manager.cli.load_report import progress_line
-from manager.cli.options import CLIENT_SETTINGS, Failure, connect, json_option, read_token, stop_signal, with_settings
+from manager.cli.options import (
+    CLIENT_SETTINGS,
+    Failure,
+    NumberRange,
+    connect,
+    json_option,
+    read_token,
+    stop_signal,
+    with_settings,
+)
 from manager.cli.profile_drive import AS_IS, HELD, Drive, batch_vms, examine_drive
 from manager.cli.sweep import Timing, fresh_host
 from manager.cli.times import time_s
@@ -106,11 +115,11 @@ _OF_BOTH = ("application", "picture", "as_json", "drive", "config", *CLIENT_SETT
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
 @click.option("--drive", metavar="TARGET", help="Make load: http://HOST[:PORT]/PATH or memcached://HOST[:PORT].")
 @click.option(
-    "--seconds", type=click.FloatRange(2, 3600), default=10.0, show_default=True, metavar="S", help="Time of each load."
+    "--seconds", type=NumberRange(2, 3600), default=10.0, show_default=True, metavar="S", help="Time of each load."
 )
 @click.option(
     "--settle",
-    type=click.FloatRange(0, 600),
+    type=NumberRange(0, 600),
     default=2.0,
     show_default=True,
     metavar="S",

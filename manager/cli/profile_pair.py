@@ -13,7 +13,7 @@ import click
 
 from manager.cli.load_options import GroupedCommand, driven_load, load_options, number
 from manager.cli.load_processes import MadeLoad, run_loads
-from manager.cli.options import CLIENT_SETTINGS, Failure, connect, json_option, stop_signal, with_settings
+from manager.cli.options import CLIENT_SETTINGS, Failure, NumberRange, connect, json_option, stop_signal, with_settings
 from manager.cli.pair_record import (
     MeasuredPair,
     PairRecord,
@@ -77,7 +77,7 @@ class _PairCommand(GroupedCommand):
 
 
 def _seconds(name: str, least: float, most: float, default: float, text: str) -> Callable[[Any], Any]:
-    span = click.FloatRange(least, most)
+    span = NumberRange(least, most)
     return click.option(name, type=span, default=default, show_default=True, metavar="S", help=text)
 
 

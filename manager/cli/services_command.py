@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from manager.cli.options import Failure, ManPage, with_settings
+from manager.cli.options import Failure, ManPage, NumberRange, with_settings
 from manager.errors import HostError
 from manager.host.registry import HostPaths
 from manager.host.taps import TapProgram
@@ -57,7 +57,7 @@ _TIMES = ("p50_ms", "p95_ms", "p99_ms", "accept_p95_ms")
 @click.option(
     "--duration",
     "duration_s",
-    type=click.FloatRange(0.1, 3600),
+    type=NumberRange(0.1, 3600),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

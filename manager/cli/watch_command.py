@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
+from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, NumberRange, connect, json_option, with_settings
 from manager.control.watching import application_body, application_names, baseline_ms, suggested_target_ms
 from manager.errors import ManagerRefused, ManagerUnavailable
 from manager.model.fields import NAME_PATTERN
@@ -66,7 +66,7 @@ def _vm_port(service: str, tap_port: int | None) -> tuple[str, int]:
 )
 @click.option(
     "--p95-ms",
-    type=click.FloatRange(0, 100_000, min_open=True),
+    type=NumberRange(0, 100_000, min_open=True),
     metavar="MS",
     help="Target of the SLA: the p95 of response times, above 0 to 100000. [default: three times the measured p95]",
 )

@@ -136,8 +136,10 @@ class Number:
         """Why a value is none that may be written; empty: it may."""
         if not isinstance(value, int):
             return f"takes a number, not {value!r}"
-        above = self.least is None or value >= self.least
-        return "" if above and (self.most is None or value <= self.most) else f"takes {self.shape}, not {value}"
+        return "" if self._is_within(value) else f"takes {self.shape}, not {value}"
+
+    def _is_within(self, value: int) -> bool:
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
     def shown(self, text: str) -> str:
         """A value as people read it; text of another shape as it is."""
@@ -151,10 +153,10 @@ class Number:
 
     @property
     def shape(self) -> str:
-        """Range and unit, and what some values mean."""
+        """Range and unit, and what some of the values mean that may be written."""
         least, most = ("" if bound is None else f"{bound:,}" for bound in (self.least, self.most))
         extent = f"{least} to {most} " if least and most else f"at least {least} " if least else ""
-        names = "; ".join(f"{value}: {name}" for value, name in self.names.items())
+        names = "; ".join(f"{value}: {name}" for value, name in self.names.items() if self._is_within(value))
         return f"{extent}{self.unit}".rstrip() + (f" ({names})" if names else "")
 
 

@@ -59,6 +59,8 @@ class Connection:
         By https, whoever has no certificate for the URL's name from ``authorities`` (None: those that the system
         trusts) gets no request.
         """
+        if "@" in url:  # and it is not shown
+            raise ManagerUnavailable("the URL of a manager has no name or password before an @: a token says who asks")
         try:
             parsed = urlsplit(url)
             if parsed.scheme not in {"http", "https"} or not parsed.hostname:

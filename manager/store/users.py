@@ -26,12 +26,15 @@ _NOBODYS = f"${'0' * 16}${'0' * 128}"
 def hash_password(password: str) -> str:
     """The stored form of a password. Takes a quarter of a second of CPU time: call it outside of transactions.
 
-    Raises InvalidRequest for one that is too short or too long.
+    Raises InvalidRequest for one that is too short, too long, or no text.
     """
     if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
         allowed = f"allowed: {MIN_PASSWORD} to {MAX_PASSWORD} characters"
         raise InvalidRequest("password", f"{len(password)} characters are refused; {allowed}")
-    return generate_password_hash(password, _METHOD)
+    try:
+        return generate_password_hash(password, _METHOD)
+    except UnicodeEncodeError as error:  # bytes of another encoding
+        raise InvalidRequest("password", "it is not text in UTF-8") from error
 
 
 def is_password(row: UserRow | None, password: str) -> bool:

@@ -157,10 +157,22 @@ def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(comman
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_number_of_days_that_is_none_is_refused() -> None:
-    result = call("token", "create", "--role", "viewer", "--name", "a", "--days", "nan")
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        ("token create --role viewer --name a --days nan", "0.001<=x<=3650"),
+        ("services --duration nan", "0.1<=x<=3600"),
+        ("watch web:80 --p95-ms nan", "0<x<=100000"),
+    ],
+)
+def test_a_number_that_is_none_is_in_no_range(words: str, allowed: str) -> None:
+    result = call(*words.split())
     assert result.exit_code == 2
-    assert "'nan' is not in the range 0.001<=x<=3650" in result.output
+    assert f"'nan' is not in the range {allowed}" in result.output
+
+
+def test_a_revision_that_is_empty_is_refused() -> None:
+    assert "'[REVISION]': it is empty" in call("db", "upgrade", "").output
 
 
 def test_a_port_of_the_database_that_is_no_number_is_refused() -> None:

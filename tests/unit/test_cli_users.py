@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from manager.cli import main
 from manager.cli.admin_commands import ensure_admin_user, local_actor, open_store
-from manager.errors import SettingsError, SignInRefused
+from manager.errors import InvalidRequest, SettingsError, SignInRefused
 from manager.settings import load_settings
 from manager.store.access_models import UserRow
 from manager.store.audit import AuditFilter, list_audit
@@ -19,6 +19,7 @@ from manager.store.database import Database
 from manager.store.registrations import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in
 from manager.store.tokens import Principal, PrincipalKind, Role
+from manager.store.users import hash_password
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -82,6 +83,11 @@ def test_what_is_refused_is_named(database: Database, arguments: tuple[str, ...]
     result = call(*arguments, typed=typed)
     assert result.exit_code == 1
     assert says in result.output
+
+
+def test_a_password_of_another_encoding_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not text in UTF-8"):
+        hash_password(b"long en\xff\xfeough".decode(errors="surrogateescape"))
 
 
 def test_tokens_made_here_are_audited(database: Database) -> None:

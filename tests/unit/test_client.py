@@ -151,6 +151,15 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         ManagerClient(url, "")
 
 
+@pytest.mark.parametrize(
+    "url", ["http://a:secret@manager", "http://a:secret@", "a:secret@manager", "http://secret@m:x"]
+)
+def test_a_url_with_a_password_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ManagerUnavailable, match="no name or password") as refused:
+        ManagerClient(url, "")
+    assert "secret" not in str(refused.value)
+
+
 def test_an_answer_that_is_too_long_is_not_read(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 1)
     client = ManagerClient(server, "s3cret")
