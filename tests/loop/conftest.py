@@ -23,6 +23,8 @@ from policies.priority import POLICY as PRIORITY
 from tests.fakes.host import FakeHost
 from tests.fakes.manager import Manager, Wire
 from tests.fakes.vm import domain_uuid
+from tests.fakes.wait_alarm import FakeWaitAlarm
+from tests.loop.guarded import Guarded, booted
 
 
 @dataclass
@@ -106,3 +108,16 @@ def report() -> Report:
 
 
 __all__ = ["Mode", "Rig", "rig"]
+
+
+@pytest.fixture(params=["by the guard", "waits by the kernel", "by the kernel"])
+def guarded(rig: Rig, request: pytest.FixtureRequest) -> Guarded:
+    """A critical VM that is known to be calm, two batch VMs, and one of somebody else; who samples."""
+    alarm = FakeWaitAlarm(rig.host)
+    if request.param != "by the guard":
+        rig.host.wait_alarm = alarm
+    made = Guarded(booted(rig))
+    if request.param == "by the kernel":
+        alarm.answering = made.answers
+    made.learn()
+    return made
