@@ -167,11 +167,14 @@ class ManagerClient:
         return answer
 
     def get(self, path: str, **params: str) -> Any:
-        """The JSON answer of a GET. Raises ManagerUnavailable, also when the answer is not JSON."""
+        """The JSON answer of a GET. Raises ManagerUnavailable, also when the answer is no object of JSON."""
         try:
-            return self.request("GET", path, params=params).json()
+            answer = self.request("GET", path, params=params).json()
         except ValueError as error:
-            raise ManagerUnavailable(f"{self._url} answers, but not as a manager does: {error}") from error
+            raise self._no_manager(f"{error}") from error
+        if not isinstance(answer, dict):
+            raise self._no_manager(f"with {type(answer).__name__} in place of an object")
+        return answer
 
     def items(self, path: str, limit: int | None = None, **params: str) -> list[Any]:
         """All items of a paginated list, or the first ``limit``."""
@@ -180,10 +183,15 @@ class ManagerClient:
         while True:
             page_size = min(1000, limit - len(items)) if limit is not None else 1000
             page = self.get(path, **params, cursor=cursor, limit=str(page_size))
+            if not isinstance(page.get("items"), list):
+                raise self._no_manager("without a list of items")
             items.extend(page["items"])
-            cursor = page["next"] or ""
+            cursor = page.get("next") or ""
             if not cursor or (limit is not None and len(items) >= limit):
                 return items
+
+    def _no_manager(self, why: str) -> ManagerUnavailable:
+        return ManagerUnavailable(f"{self._url} answers, but not as a manager does: {why}")
 
     def close(self) -> None:
         """Close the connection."""

@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -15,7 +16,7 @@ import pytest
 
 from manager.errors import ManagerUnavailable
 from manager.protocol import client as module
-from manager.protocol.client import Connection, ManagerClient
+from manager.protocol.client import Answer, Connection, ManagerClient
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -137,6 +138,19 @@ def test_what_is_no_answer(answer: bytes) -> None:
             client.get("/health")
         client.close()
         thread.join()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null", b'{"hello": 1}', b'{"items": {}, "next": ""}'])
+def test_what_is_no_list_of_a_managers(content: bytes) -> None:
+    class Other:
+        def exchange(self, *_: object) -> Answer:
+            return Answer(200, Message(), content)
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(ManagerUnavailable, match="http://m answers, but not as a manager does"):
+        ManagerClient("http://m", "", Other()).items("/vms")
 
 
 def test_nobody_there() -> None:
