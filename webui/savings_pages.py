@@ -17,7 +17,7 @@ from manager.control.savings import (
     Savings,
     model_of,
     saved_by,
-    use_of_history,
+    use_between,
 )
 from manager.model.costs import COST_RANGES, HostCosts
 from webui import rest
@@ -103,7 +103,12 @@ def _report() -> SavingsReport:
 
 def _use(name: str, since: datetime, until: datetime) -> HostUse:
     path = rest.at("hosts", name, "history")
-    return use_of_history(name, rest.get(path, since=since.isoformat(), until=until.isoformat(), points=_POINTS))
+    return use_between(
+        name,
+        lambda begin, end: rest.get(path, since=begin.isoformat(), until=end.isoformat(), points=_POINTS),
+        since,
+        until,
+    )
 
 
 def _cost(name: str, bounds: tuple[float, float]) -> float:

@@ -240,7 +240,7 @@ class _Judged:
         return judged_loads(self.loads, after.batch_pcpus, after.pcpus, self.newcomer.max_batch_loss)
 
     def _before(self) -> Consolidation | None:
-        if self.recording is None:
+        if self.recording is None or not self.recording.capabilities.online_cpus:
             return None
         vcpus = {vm.vm: vm.vcpus for vm in self.recording.vms}
         critical = frozenset(vm.name for vm in self.recording.assignment.vms if vm.vm_class is VmClass.CRITICAL)

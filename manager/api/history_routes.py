@@ -175,7 +175,7 @@ def history_api(context: ManagerContext) -> RouteGroup:
             periods = _measured(session, context, row).periods(since, until, steps.period_s, context.now())
         sla = row.sla
         spans = joined((span for period in periods for span in period.violations), steps.step_s)
-        by_place = by_step(row.name, periods, steps, context.clock())
+        by_place = by_step(row.name, periods, steps, context.clock(), context.slot_s)
         return HistoryOut(
             **_range(steps),
             application=row.name,

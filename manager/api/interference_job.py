@@ -122,7 +122,7 @@ class InterferenceTables:
         steps, unmeasured = _measured_steps(read, wanted.since.timestamp(), wanted.until.timestamp(), self._step_s)
         if steps.count < 1:
             return measured_minutes((), (), vms, wanted.sla.percentile, unmeasured)
-        periods = by_step(row.name, read, steps, context.clock())
+        periods = by_step(row.name, read, steps, context.clock(), context.slot_s)
         return measured_minutes(periods, pasts.of(row, steps), vms, wanted.sla.percentile, unmeasured)
 
 

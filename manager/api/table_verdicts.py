@@ -23,6 +23,8 @@ from manager.store.windows import list_windows
 
 PRESENT = timedelta(minutes=5)
 """The present load of an application is that of so long."""
+_LEAST_SLOTS = 3
+"""And of so many slots at least: the newest is not over, and that before it may not be reported yet."""
 _ALL = 2**31 - 1
 
 
@@ -101,7 +103,8 @@ def opinion_of(judged: Sequence[JudgedLoad]) -> Opinion | None:
 
 def _present(session: Session, context: ManagerContext, row: ApplicationRow, kind: str) -> PresentLoad:
     now = context.now()
-    windows = [window for _, window in list_windows(session, row, now - PRESENT, now, _ALL)]
+    since = now - max(PRESENT, _LEAST_SLOTS * context.slot_length)
+    windows = [window for _, window in list_windows(session, row, since, now, _ALL)]
     rate_rps = merge(windows).rate_rps if windows else None
     loads = next((table.loads for table in tables_of(session, row) if table.host_type == kind), ())
     return PresentLoad(row.name, kind, rate_rps, loads)

@@ -116,11 +116,14 @@ def _rank(answer: dict[str, Any]) -> tuple[int, float, float, str]:
 
 
 def _worst(answer: dict[str, Any]) -> float:
-    """Of all predicted applications the largest end of an interval over its target; infinite where none is."""
+    """Of all predicted applications the largest end of an interval over its target.
+
+    Infinite where none is predicted, or one would answer nothing.
+    """
     parts = [
-        app["with"]["high_ms"] / app["target_ms"]
+        app["with"]["high_ms"] / app["target_ms"] if app["with"] else float("inf")
         for app in answer.get("applications", ())
-        if app["with"] and app["target_ms"]
+        if app["target_ms"]
     ]
     return max(parts, default=float("inf"))
 

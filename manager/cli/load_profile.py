@@ -128,7 +128,7 @@ def _cost_of_batch(without: LoadCurve, beside: LoadCurve) -> Iterator[str]:
     """Beside the band of most like load, where rates differ by less than a tenth."""
     for band in beside.bands:
         alone = min(without.bands, key=lambda other: abs(other.rate_rps - band.rate_rps))
-        if abs(alone.rate_rps - band.rate_rps) <= 0.1 * band.rate_rps:
+        if alone.median_ms and abs(alone.rate_rps - band.rate_rps) <= 0.1 * band.rate_rps:
             times = band.median_ms / alone.median_ms
             yield f"At {digits(band.rate_rps)} req/s it took {times:.2f} times as long beside batch VMs."
 

@@ -137,7 +137,7 @@ def read_pairs(file: Path, settings: Mapping[str, Any]) -> PairRecord:
         return PairRecord(settings, levels)
     except OSError as error:
         raise SettingsError(f"--state {file} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise SettingsError(f"--state {file} is no state of a pair profile: name another file") from error
     if before != json.loads(json.dumps(settings)):
         raise SettingsError(f"--state {file} is of a profile with other options: use the same, or name another file")

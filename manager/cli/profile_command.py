@@ -236,7 +236,9 @@ def remarks(report: SweepReport) -> Iterator[str]:
     """What the table means, what is uncertain, and what became of the former value."""
     target, swept, fewest = report.target, report.swept, report.fewest_for_sla
     yield f"Knee, by p{target.percentile:g}: {report.curve.why}."
-    result = f"was met from {fewest} ways on" if fewest else "was violated with the most ways"
+    judged = any(percentile_ms(step, target.percentile) is not None for step in report.steps)
+    violated = "was violated with the most ways" if judged else "could not be judged"
+    result = f"was met from {fewest} ways on" if fewest else violated
     yield f"The SLA, p{target.percentile:g} <= {target.sla_ms:g} ms, {result}."
     rates = [step.window.rate_rps for step in swept.steps if step.window and step.window.rate_rps]
     if rates and max(rates) > _STEADY * min(rates):

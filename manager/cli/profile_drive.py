@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from manager.cli.batch_hold import HELD_PCPUS
@@ -13,7 +14,7 @@ from manager.cli.drive_record import DrivenLoad, DriveRecord, driven_load
 from manager.cli.options import Failure
 from manager.control.load_search import NextLoad, SearchResult, others_at_risk
 from manager.control.sla import USUAL_PERCENTILE
-from manager.errors import EquipoiseError
+from manager.errors import EquipoiseError, ManagerRefused
 from manager.load import IntervalResult, LoadResult, LoadSpec, Phase
 from manager.load.load_errors import LoadError
 from manager.model.fields import timestamp
@@ -153,12 +154,22 @@ def watched(look: Callable[[], str], stop: threading.Event, every_s: float = WAT
 def batch_share(client: ManagerClient, hosts: tuple[str, ...], since_s: float, until_s: float) -> float | None:
     """What batch VMs used of the hosts' CPU time: of several hosts, the most. None where it is not known."""
     query = {"since": timestamp(since_s).isoformat(), "until": timestamp(until_s).isoformat(), "points": _MOST_POINTS}
-    means = []
-    for host in hosts:
+    of_hosts = [[share for _, share in batch_steps(client, host, query)] for host in hosts]
+    return max((sum(shares) / len(shares) for shares in of_hosts if shares), default=None)
+
+
+def batch_steps(client: ManagerClient, host: str, query: Mapping[str, str]) -> list[tuple[str, float]]:
+    """What batch VMs used of a host's CPU time, with the begin of each step.
+
+    Nothing of a host that is gone, and of a time that is still to come by the manager's clock.
+    """
+    try:
         steps = client.get(f"/hosts/{host}/history", **query)["steps"]
-        if shares := [step["batch_share"] for step in steps if step["batch_share"] is not None]:
-            means.append(sum(shares) / len(shares))
-    return max(means, default=None)
+    except ManagerRefused as refused:
+        if refused.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            raise
+        return []
+    return [(step["start"], step["batch_share"]) for step in steps if step["batch_share"] is not None]
 
 
 class Drive:

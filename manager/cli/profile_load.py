@@ -28,7 +28,7 @@ from manager.cli.options import (
     stop_signal,
     with_settings,
 )
-from manager.cli.profile_drive import AS_IS, HELD, Drive, batch_vms, examine_drive
+from manager.cli.profile_drive import AS_IS, HELD, Drive, batch_steps, batch_vms, examine_drive
 from manager.cli.sweep import Timing, fresh_host
 from manager.cli.times import time_s
 from manager.control.load_curve import MUCH_BATCH, LoadStep, by_batch, load_curve
@@ -309,10 +309,14 @@ def measured(client: ManagerClient, application: str, since_s: float, until_s: f
 
 def _batch_shares(client: ManagerClient, application: str, query: Mapping[str, str]) -> dict[str, float]:
     """What batch VMs used of the hosts where the application ran, by the begin of the step: of several, the most."""
-    tiers = client.get(f"/applications/{application}/tiers-history", **query)["tiers"]
+    history = client.get(f"/applications/{application}/tiers-history", **query)
+    ran: dict[str, set[str]] = defaultdict(set)
+    for line in (line for tier in history["tiers"] for line in tier["vms"]):
+        used = zip(history["starts"], line["cpu_share"], strict=True)
+        ran[line["host"]].update(start for start, share in used if share is not None)
     shares: dict[str, list[float]] = defaultdict(list)
-    for host in sorted({line["host"] for tier in tiers for line in tier["vms"]}):
-        for step in client.get(f"/hosts/{host}/history", **query)["steps"]:
-            if step["batch_share"] is not None:
-                shares[step["start"]].append(step["batch_share"])
+    for host, starts in sorted(ran.items()):
+        for start, share in batch_steps(client, host, query):
+            if start in starts:
+                shares[start].append(share)
     return {start: max(of_hosts) for start, of_hosts in shares.items()}

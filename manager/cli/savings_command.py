@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from manager.control.savings import (
     Savings,
     model_of,
     saved_by,
-    use_of_history,
+    use_between,
 )
 from manager.model.costs import HostCosts
 from manager.model.fields import timestamp
@@ -98,13 +99,13 @@ def savings(
     if since_s >= until_s:
         raise click.UsageError("--since is not before --until")
     given, client = given_costs(costs), connect(settings)
-    query = {"since": timestamp(max(since_s, 0.0)).isoformat(), "until": timestamp(until_s).isoformat()}
+    begin, end = timestamp(max(since_s, 0.0)), timestamp(until_s)
     known = [client.get(f"/hosts/{name}") for name in hosts] or client.items("/hosts")
     costs_by_host = {host["name"]: costs_of(host, given) for host in known}
     with progress("hosts", len(costs_by_host)) as bar:
         uses = []
         for name, of_host in costs_by_host.items():
-            uses.append(CostedUse(use_of(client, name, query), model_of(of_host)))
+            uses.append(CostedUse(use_of(client, name, begin, end), model_of(of_host)))
             bar.advance()
     parts = [SavedPart(host.use.host, saved) for host in uses if (saved := saved_by([host])) is not None]
     fleet = saved_by(uses)
@@ -116,13 +117,17 @@ def savings(
             say(line)
         return
     rows = [{**_row(part), "costs": asdict(costs_by_host[part.name])} for part in parts]
-    body = {**query, "hosts": rows, "fleet": asdict(fleet)}
+    body = {"since": begin.isoformat(), "until": end.isoformat(), "hosts": rows, "fleet": asdict(fleet)}
     output(as_json, body, _table(lines), *_remarks(fleet, {part.name: costs_by_host[part.name] for part in parts}))
 
 
-def use_of(client: ManagerClient, host: str, query: Mapping[str, str]) -> HostUse:
+def use_of(client: ManagerClient, host: str, begin: datetime, end: datetime) -> HostUse:
     """Means over what was measured of a host in a range of time. Raises ManagerUnavailable."""
-    return use_of_history(host, client.get(f"/hosts/{host}/history", **query, points=_POINTS))
+
+    def read(since: datetime, until: datetime) -> Any:
+        return client.get(f"/hosts/{host}/history", since=since.isoformat(), until=until.isoformat(), points=_POINTS)
+
+    return use_between(host, read, begin, end)
 
 
 def _table(parts: Sequence[SavedPart]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 import click
 
@@ -31,6 +31,6 @@ def time_s(option: str, text: str, now_s: float) -> float:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             raise ValueError(text)
-        return moment.timestamp()
+        return moment.astimezone(UTC).timestamp()  # overflows where UTC has no such year
     except (ValueError, OverflowError):
         return now_s - length_s(option, text)

@@ -129,12 +129,10 @@ def _rests_until_s(past: Sequence[PastMigration], rules: BalanceRules) -> float:
 
 def excess_pcpus(host: BalancedHost, violation: LastingViolation, rules: BalanceRules) -> float:
     """The demand (CPU seconds a second) that should leave: the neighbour's, or what is beyond the margin."""
-    for vm in host.vms:
-        if vm.name == violation.neighbour:
-            return vm.wants_pcpus
     load = host.load
     beyond = load.critical_pcpus + load.batch_pcpus - host.pcpus * (1 - rules.margin)
-    return max(beyond, _LEAST_EXCESS_PCPUS)
+    excess = next((vm.wants_pcpus for vm in host.vms if vm.name == violation.neighbour), beyond)
+    return max(excess, _LEAST_EXCESS_PCPUS)
 
 
 def candidates(

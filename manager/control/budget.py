@@ -171,19 +171,21 @@ def cut_range(
     return Steps(first_s, step_s, max(math.ceil((until_s - first_s - _CLOCK_S) / step_s), 1), period_s)
 
 
-def by_step(application: str, periods: Iterable[Period], steps: Steps, now_s: float) -> list[Period]:
+def by_step(application: str, periods: Iterable[Period], steps: Steps, now_s: float, slot_s: float) -> list[Period]:
     """One period a step, also for those without data. That in which ``now_s`` lies ends with its latest response time.
 
-    Otherwise its rate would always look as if it were falling.
+    Otherwise its rate would always look as if it were falling. Where slots do not divide a step, its window is as long
+    as those that begin in it, whose requests it has.
     """
     parts: dict[int, list[Period]] = {place: [] for place in range(steps.count)}
     for period in periods:
         parts.get(math.floor((period.start_s - steps.first_s + _CLOCK_S) / steps.step_s), []).append(period)
     whole: list[Period] = []
     for start_s, part in zip(steps.starts_s, parts.values(), strict=True):
-        end_s = start_s + steps.step_s
+        first, last = (math.ceil((at_s - _CLOCK_S) / slot_s) for at_s in (start_s, start_s + steps.step_s))
+        end_s = start_s + (last - first) * slot_s
         step = total(application, part, start_s, end_s)
-        if part and end_s > now_s:
+        if part and start_s + steps.step_s > now_s:
             latest_s = max(period.window.end_s for period in part)
             step = replace(step, window=replace(step.window, end_s=min(max(latest_s, start_s), end_s)))
         whole.append(step)

@@ -178,7 +178,7 @@ def _limits(bands: Sequence[LoadBand], sla_ms: float | None) -> tuple[float | No
 def _knee_rps(bands: Sequence[LoadBand]) -> float | None:
     first, last = bands[0], bands[-1]
     rise_ms, span_rps = last.fitted_ms - first.fitted_ms, last.rate_rps - first.rate_rps
-    if last.fitted_ms < RISES * first.fitted_ms:
+    if not rise_ms or last.fitted_ms < RISES * first.fitted_ms:
         return None
     below = [
         (band.rate_rps - first.rate_rps) / span_rps - (band.fitted_ms - first.fitted_ms) / rise_ms for band in bands

@@ -9,8 +9,9 @@ other in the caches is not in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -127,6 +128,23 @@ def use_of_history(host: str, history: Mapping[str, Any]) -> HostUse:
         sum(watts) * step_h / 1000,
         len(watts) * step_h,
     )
+
+
+def use_between(
+    host: str, read: Callable[[datetime, datetime], Mapping[str, Any]], since: datetime, until: datetime
+) -> HostUse:
+    """Means over what was measured between two times, of which ``read`` gives the history as the interface answers it.
+
+    Where that is less than half of the time, as of a new host, it is read again in finer steps: a step counts as a
+    whole, of whatever part of it something is known.
+    """
+    history = read(since, until)
+    steps = history["steps"]
+    known = [place for place, step in enumerate(steps) if step["host_cpu_share"] is not None]
+    if not known or 2 * (known[-1] + 1 - known[0]) >= len(steps):
+        return use_of_history(host, history)
+    first, last = (datetime.fromisoformat(steps[place]["start"]) for place in (known[0], known[-1]))
+    return use_between(host, read, max(first, since), min(last + timedelta(seconds=history["step_s"]), until))
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,12 @@ def least_s(slot_s: float) -> float:
 
 
 def observe(recording: Recording) -> HostObservation:
-    """The latest part of a recording under one policy in one mode. Raises TwinRefused where it is too short."""
+    """The latest part of a recording under one policy in one mode.
+
+    Raises TwinRefused where it is too short, or VMs may use no pCPU.
+    """
+    if not recording.capabilities.managed_cpus:
+        raise TwinRefused("no pCPU of the host may be given to VMs: see the setting managed_cpus of its agent")
     ticks, notes = _latest_stretch(recording.ticks)
     slot_s = recording.assignment.slot_s
     gaps = [after.time_s - before.time_s for before, after in pairwise(ticks)]

@@ -150,6 +150,8 @@ def _objections(observed: HostObservation, application: Application) -> Iterator
         yield f"response times cover {percent(covered_s / length_s)} of the time: {percent(LEAST_COVERAGE)} are needed"
     if any(window.requests is None for window in windows):
         yield "its requests per second are not known"
+    elif not any(window.requests for window in windows):
+        yield "it has response times, but served no request"
     answers = sum(window.histogram.count for window in windows)
     if answers < LEAST_ANSWERS:
         yield f"it has {answers} response times: {LEAST_ANSWERS} are needed"

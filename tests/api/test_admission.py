@@ -13,7 +13,7 @@ from manager.api import admission_routes
 from manager.cli import fits_command, main
 from manager.protocol.client import ManagerClient
 from manager.sim.twin import Effort
-from tests.api.conftest import HOST, Api, report, status, tick, tick_of
+from tests.api.conftest import CAPABILITIES, HOST, Api, report, status, tick, tick_of
 from tests.api.sweeping import InProcess
 from tests.sim.test_twin import recording, truth
 
@@ -89,6 +89,13 @@ def test_what_takes_too_long_to_simulate_is_for_the_command(simulated: Api, monk
     monkeypatch.setattr(admission_routes, "MAX_ADMISSION_S", 0.0)
     [missing] = simulated.ok("POST", PATH, BATCH)["missing"]
     assert missing.endswith("use `equipoise record` and `equipoise sim fits`")
+
+
+def test_a_host_of_which_no_pcpu_is_known_is_unsure(site: Api) -> None:
+    capabilities = CAPABILITIES | {"online_cpus": "", "managed_cpus": ""}
+    site.ok("POST", f"/hosts/{HOST}/report", report(capabilities=capabilities, vms=[status("web-1")]))
+    found = site.ok("POST", PATH, BATCH)
+    assert (found["verdict"], found["consolidation"], found["tables"]) == ("unsure", None, [])
 
 
 def test_a_host_without_history_is_unsure(site: Api) -> None:
@@ -199,13 +206,16 @@ def test_the_best_comes_first() -> None:
         apps = [] if high_ms is None else [{"with": {"high_ms": high_ms}, "target_ms": 10.0}]
         return {"host": host, "verdict": verdict, "applications": apps, "consolidation": {"total_with": total}}
 
+    dead = answer("dead", "no", 1.0, 0.1)
+    dead["applications"].append({"with": None, "target_ms": 10.0})
     given = [
         {"host": "broken", "error": "x"},
+        dead,
         answer("full", "no", 5.0, 0.1),
         answer("tight", "yes", 9.0, 0.2),
         answer("unknown", "unsure", None, 0.2),
         answer("busy", "yes", 5.0, 2.0),
         answer("calm", "yes", 5.0, 1.0),
     ]
-    order = ["calm", "busy", "tight", "unknown", "full", "broken"]
+    order = ["calm", "busy", "tight", "unknown", "full", "dead", "broken"]
     assert [each["host"] for each in fits_command.best_first(given)] == order

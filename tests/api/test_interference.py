@@ -12,14 +12,17 @@ from click.testing import CliRunner, Result
 from manager.api import admission_routes, interference_job
 from manager.api.context import ManagerContext
 from manager.api.interference_job import AGAIN, IDLE_AGAIN, OVERLAP, InterferenceTables
+from manager.api.table_verdicts import present_loads
 from manager.cli import fits_command, main, profile_table
 from manager.errors import TwinRefused
 from manager.model.histogram import Histogram
 from manager.protocol.client import ManagerClient
 from manager.sim.twin import Twin
 from manager.store.jobs import Run
+from manager.store.models import HostRow
+from manager.store.registrations import get
 from manager.store.tick_rollups import read_ticks
-from tests.api.conftest import CAPABILITIES, HOST, START, Api, report, status, tick_of, window
+from tests.api.conftest import CAPABILITIES, HOST, START, Api, moment, report, status, tick_of, window
 from tests.api.sweeping import InProcess
 
 PATH = "/applications/shop/interference"
@@ -245,6 +248,17 @@ def test_admission_by_tables_where_nothing_is_simulated(
     if table["verdict"]:
         assert found["reasons"] == [f"interference table of shop: {table['reason']}"]
     assert ("what batch VMs lose" in " ".join(found["missing"])) is ("unsure" in verdict and "max_batch_loss" in asked)
+
+
+@pytest.mark.parametrize("later_s", [1, 299])
+def test_the_present_load_is_known_where_intervals_are_long(site: Api, later_s: int) -> None:
+    slots = [window(end=end, start=moment(end - 300), requests=3000) for end in (-600, -300, 0)]
+    site.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1")], windows=slots[: 2 + (later_s > 1)]))
+    site.clock.now_s += later_s
+    context = ManagerContext(site.database, {}, 3000.0, 10, slot_s=300.0, clock=site.clock)
+    with site.database.reading() as session:
+        [load] = present_loads(session, context, get(session, HostRow, HOST))
+    assert load.rate_rps == 10
 
 
 def test_a_slowdown_that_is_agreed_bounds_what_batch_vms_lose(crowd: Api) -> None:

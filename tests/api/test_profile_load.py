@@ -10,16 +10,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main, profile_load
+from manager.cli.load_profile import LoadProfile, remarks
+from manager.cli.profile_drive import batch_share
 from manager.cli.profile_load import measured
+from manager.control.load_curve import LoadStep, by_batch, load_curve
 from manager.model.histogram import Histogram
 from manager.protocol.client import ManagerClient
-from tests.api.conftest import HOST, START, Api, report, status, tick_of, window
+from tests.api.conftest import HOST, START, Api, moment, record, report, status, tick_of, window
 from tests.api.sweeping import InProcess
 
 SLOTS = 400
 FULL_RPS = 100.0
 BESIDE = 1.5
 """Beside batch VMs everything takes so many times as long."""
+UUIDS = {name: f"6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a1{place}" for place, name in enumerate(("web-1", "hog"))}
 
 
 def slow_ms(rate_rps: float, beside: bool) -> float:
@@ -79,6 +83,49 @@ def test_what_batch_costs_at_each_load(api: Api) -> None:
     assert curves["without"].knee_rps == pytest.approx(56, abs=12)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_batch_did_counts_where_the_application_ran(sqlite_api: Api, gone: bool) -> None:
+    """It left a host with much batch load, which may not be registered any more."""
+    for host in (HOST, "kvm2"):
+        sqlite_api.ok("PUT", f"/hosts/{host}", {})
+    sqlite_api.ok("PUT", "/vms/web-1", {"class": "critical"})
+    sqlite_api.ok("PUT", "/vms/hog", {"class": "batch"})
+    sqlite_api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}]})
+    web, hog = (
+        dict[str, Any](vm=name, cpu_share=share, run_delay_share=0.0, weight=100, mode="enforce")
+        for name, share in (("web-1", 0.1), ("hog", 0.5))
+    )
+    before, since = range(-200, -100, 5), range(-100, 0, 5)
+    for host, ends, vms in (("kvm2", before, [web, hog]), ("kvm2", since, [hog]), (HOST, since, [web])):
+        body = report(
+            vms=[status(vm["vm"], libvirt_uuid=UUIDS[vm["vm"]]) for vm in vms],
+            windows=[window(end=end, count=25) for end in ends if web in vms],
+            ticks=[tick_of(end, vms=vms) for end in ends],
+            decisions=[record(1, host=host, at=moment(ends[0]))] if web in vms else [],
+        )
+        sqlite_api.ok("POST", f"/hosts/{host}/report", body)
+    if gone:
+        sqlite_api.ok("DELETE", "/hosts/kvm2")
+    now_s = START.timestamp()
+    curves = measured(client(sqlite_api), "shop", now_s - 300, now_s).curves
+    steps = {name: sum(band.steps for band in curve.bands) for name, curve in curves.items()}
+    assert steps == {"all": 40, "without": 20, "beside": 0 if gone else 20}
+
+
+def test_of_a_time_that_is_still_to_come_for_the_manager_nothing_is_known(api: Api) -> None:
+    """Where the clock of the machine that makes load is ahead."""
+    now_s = START.timestamp()
+    assert batch_share(client(api), (HOST,), now_s - 60, now_s) == pytest.approx(0.5)
+    assert batch_share(client(api), (HOST,), now_s + 60, now_s + 70) is None
+
+
+def test_what_batch_costs_of_response_times_of_nothing_is_not_said() -> None:
+    steps = [LoadStep(float(rate), 0.0, 0.5 * (rate % 2)) for rate in range(10, 200)]
+    curves = {name: load_curve(group, None) for name, group in {"all": steps, **by_batch(steps)}.items()}
+    said = list(remarks(LoadProfile("shop", 95.0, None, 0.0, 1.0, 5.0, curves)))
+    assert not any("times as long" in one for one in said)
+
+
 def test_the_table_and_what_it_means(api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     picture = tmp_path / "shop.png"
     result = run(api, monkeypatch, "--since", "1h", "--picture", str(picture))
@@ -110,6 +157,7 @@ def test_without_an_sla_it_is_of_p95_and_there_are_no_limits(api: Api, monkeypat
     [
         (("--since", "yesterday"), 2, "'yesterday' is refused: use up to 3650d, such as 90s, 10m or 1h"),
         (("--since", "1h", "--until", "2h"), 2, "--since is not before --until"),
+        (("--since", "1h", "--until", "9999-12-31T23:59:59-12:00"), 2, "'9999-12-31T23:59:59-12:00' is refused"),
         (
             ("--since", "3h", "--until", "2h"),
             1,

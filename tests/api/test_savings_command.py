@@ -69,6 +69,12 @@ def test_hosts_and_their_fleet(run: Any) -> None:
     assert body["fleet"]["saved_servers"] == pytest.approx(1.2)
 
 
+def test_of_a_long_time_only_what_was_measured_counts(run: Any) -> None:
+    own = json.loads(run("--since", "30d", "--json").stdout)["hosts"][0]
+    assert own["hours"] == pytest.approx(TICKS * 5 / 3600, rel=0.02)
+    assert own["energy_kwh"] == pytest.approx(WATTS / 1000 * own["hours"])
+
+
 def test_a_table_of_what_is_calculated(run: Any) -> None:
     result = run()
     assert result.exit_code == 0, result.output

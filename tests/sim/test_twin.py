@@ -197,6 +197,14 @@ def without_rates(made: Recording) -> Recording:
     return replace(made, windows=tuple(replace(one, requests=None) for one in made.windows))
 
 
+def probed_alone(made: Recording) -> Recording:
+    return replace(made, windows=tuple(replace(one, requests=0.0) for one in made.windows))
+
+
+def without_pcpus(made: Recording) -> Recording:
+    return replace(made, capabilities=replace(made.capabilities, managed_cpus=frozenset()))
+
+
 def without_half_the_windows(made: Recording) -> Recording:
     return replace(made, windows=made.windows[::2])
 
@@ -216,6 +224,8 @@ def without_vm(made: Recording) -> Recording:
         (under_a_strange_policy, "policy strange, which was in force, is not installed here"),
         (without_sla, "shop: it has no SLA"),
         (without_rates, "shop: its requests per second are not known"),
+        (probed_alone, "shop: it has response times, but served no request"),
+        (without_pcpus, "no pCPU of the host may be given to VMs"),
         (without_half_the_windows, "shop: response times cover 50 % of the time: 90 % are needed"),
         (without_vm, "shop: VM shop-web of tier web did not run on this host"),
     ],

@@ -55,6 +55,8 @@ def test_the_excess_is_what_a_neighbour_wants_or_what_is_beyond_the_margin() -> 
     assert excess_pcpus(FULL, VIOLATION, RULES) == pytest.approx(17.0 - 7.2)
     assert excess_pcpus(FULL, replace(VIOLATION, neighbour="like"), RULES) == 2.6
     assert excess_pcpus(host("kvm1", WEB), VIOLATION, RULES) == 0.1, "never nothing"
+    idle = host("kvm1", WEB, vm("idle", 0.0))
+    assert candidates(idle, replace(VIOLATION, neighbour="idle"), (), RULES, Random(1)) == (WEB,)
 
 
 def test_vms_near_the_excess_come_first_in_any_order_and_others_by_distance() -> None:

@@ -156,7 +156,7 @@ def test_any_range_is_covered_by_few_enough_steps(since_s: int, length_s: float,
 def test_steps_hold_all_that_the_periods_held(content: list[tuple[int, tuple[float, ...]]]) -> None:
     periods = [slot(number, *times) for number, times in sorted(dict(content).items())]
     whole = total("shop", periods, BEGIN_S, BEGIN_S + 300)
-    found = by_step("shop", periods, Steps(BEGIN_S, 15.0, 20, 5.0), math.inf)
+    found = by_step("shop", periods, Steps(BEGIN_S, 15.0, 20, 5.0), math.inf, 5.0)
     assert [one.start_s for one in found] == [BEGIN_S + 15 * place for place in range(20)]
     again = total("shop", found, BEGIN_S, BEGIN_S + 300)
     assert (again.slots, again.judged, again.violated) == (whole.slots, whole.judged, whole.violated)
@@ -167,7 +167,21 @@ def test_steps_hold_all_that_the_periods_held(content: list[tuple[int, tuple[flo
 def test_the_rate_of_the_step_at_hand_is_not_diluted_by_what_is_still_to_come() -> None:
     steps = Steps(BEGIN_S, 60.0, 2, 5.0)
     periods = [slot(number, 1, requests=100) for number in range(14)]  # 70 s
-    past, current = by_step("shop", periods, steps, BEGIN_S + 71)
+    past, current = by_step("shop", periods, steps, BEGIN_S + 71, 5.0)
     assert (past.window.rate_rps, current.window.rate_rps) == (20, 20)
-    _, over = by_step("shop", periods, steps, BEGIN_S + 120)
+    _, over = by_step("shop", periods, steps, BEGIN_S + 120, 5.0)
     assert over.window.rate_rps == pytest.approx(200 / 60)
+
+
+@pytest.mark.parametrize(("slot_s", "step_s"), [(7.0, 60.0), (45.0, 60.0), (90.0, 120.0), (300.0, 300.0)])
+def test_a_steady_rate_is_steady_where_slots_do_not_divide_steps(slot_s: float, step_s: float) -> None:
+    first = math.ceil(BEGIN_S / slot_s)
+    windows = [
+        Window("shop", place * slot_s, (place + 1) * slot_s, Histogram.of([1000.0]), 10 * slot_s)
+        for place in range(first, first + 200)
+    ]
+    periods = [judge(window, window.start_s, slot_s, SLA, 1) for window in windows]
+    found = by_step(
+        "shop", periods, Steps(math.ceil(first * slot_s / step_s) * step_s, step_s, 10, 60.0), math.inf, slot_s
+    )
+    assert [one.window.rate_rps for one in found] == pytest.approx([10.0] * 10)

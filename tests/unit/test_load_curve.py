@@ -48,6 +48,11 @@ def test_response_times_that_do_not_depend_on_the_load_have_no_knee() -> None:
     assert (curve.met_rps, curve.violated_rps) == (None, curve.bands[0].rate_rps)
 
 
+def test_response_times_of_nothing_have_no_knee() -> None:
+    curve = load_curve([LoadStep(float(rate), 0.0) for rate in range(10, 200)], 5.0)
+    assert (curve.knee_rps, curve.met_rps) == (None, curve.bands[-1].rate_rps)
+
+
 def test_without_a_target_there_are_no_limits() -> None:
     curve = load_curve([queue(rate) for rate in range(10, 90)], None)
     assert (curve.met_rps, curve.violated_rps) == (None, None)

@@ -88,6 +88,8 @@ def test_the_fewest_ways_for_the_sla_are_those_from_which_on_it_is_met() -> None
     violated = report(step(8, 20.0), step(2, 5.0))
     assert violated.fewest_for_sla is None
     assert "The SLA, p99 <= 10 ms, was violated with the most ways." in list(remarks(violated))
+    for nothing in (report(ended="interrupted"), report(SweepStep(8, lacks="x"))):
+        assert "The SLA, p99 <= 10 ms, could not be judged." in list(remarks(nothing))
 
 
 @pytest.mark.parametrize(

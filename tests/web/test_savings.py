@@ -49,6 +49,7 @@ def test_the_file_counts_with_the_costs_of_the_url(used: Desk) -> None:
     assert expected is not None
     assert float(row["gain"]) == pytest.approx(expected.gain, rel=0.01)
     assert (row["host"], float(row["saved_servers"])) == (HOST, pytest.approx(0.8, rel=0.01))
+    assert float(row["hours"]) == pytest.approx(500 / 3600, rel=0.02), "of 30 days"
 
 
 def test_a_host_counts_by_its_own_costs_unless_others_are_filled_in(used: Desk) -> None:
