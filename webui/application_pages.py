@@ -126,24 +126,25 @@ def report(name: str) -> Response:
     path = rest.at("applications", name)
     now = datetime.fromtimestamp(now_s(), UTC)
     until = moment_given("until") or now
+    end = min(until, now)
     budget = rest.get(f"{path}/budget")
-    since = moment_given("since") or _begin(budget["first_at"], until)
+    since = moment_given("since") or _begin(budget["first_at"], end)
     history = rest.get(f"{path}/history", since=since.isoformat(), until=until.isoformat(), points=_POINTS)
     sla, steps = history["sla"], history["steps"]
     values = [step["percentile_ms"] if sla else step["p95_ms"] for step in steps]
     lengths = {violation["start"]: _length_s(violation) for violation in history["violations"]}
     longest = sorted(history["violations"], key=lambda violation: -lengths[violation["start"]])
-    length_s = (min(until, now) - _time(history["since"])).total_seconds()
+    length_s = (end - _time(history["since"])).total_seconds()
     return page(
         "report.html",
         application=rest.get(path),
         found=history,
         target=budget["attainment_target"],
         since=since,
-        until=min(until, now),
+        until=end,
         until_day=(until + timedelta(days=1) - timedelta(microseconds=1)).date(),
         made_at=now,
-        young=since > until - _LONGEST and not request.args.get("since"),
+        young=since > end - _LONGEST and not request.args.get("since"),
         totals=totals(steps, length_s, site().context.slot_s),
         chart=spark(values, sla["response_time_ms"] if sla else None, _CHART_WIDTH, _CHART_HEIGHT),
         violations=sorted(longest[:_MOST_LISTED], key=itemgetter("start")),
@@ -196,7 +197,7 @@ def _begin(first_at: str | None, until: datetime) -> datetime:
 
 
 def moment_given(name: str) -> datetime | None:
-    """A time of the URL; a day begins at midnight, UTC; None: it has none. Raises RequestRefused."""
+    """A time of the URL, in UTC; a day begins at midnight, UTC; None: it has none. Raises RequestRefused."""
     text = request.args.get(name, "")
     if not text:
         return None
@@ -209,7 +210,7 @@ def moment_given(name: str) -> datetime | None:
         moment = None
     if moment is None or moment.tzinfo is None or not _YEARS[0] <= moment.year <= _YEARS[1]:
         raise RequestRefused(422, f"{name}: {text!r} is no time; use a day such as 2026-01-31 or 2026-01-31T14:00:00Z")
-    return moment
+    return moment.astimezone(UTC)
 
 
 def _length_s(violation: Any) -> float:

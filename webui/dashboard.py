@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from flask import Flask, Response, g, redirect, request, url_for
 from werkzeug.exceptions import Unauthorized
@@ -123,7 +123,25 @@ def _error_page(response: Response) -> Response:
 
 @web.errorhandler(Unauthorized)
 def _sign_in_first(error: Unauthorized) -> AnyResponse:  # noqa: ARG001 - the shape of an error handler
-    target = f"{url_for('web.sign_in')}?{urlencode({'next': request.full_path.rstrip('?')})}"
+    wanted = _page_wanted()
+    target = url_for("web.sign_in") + (f"?{urlencode({'next': wanted})}" if wanted else "")
     if is_fragment():  # the page, not its part, goes to the form
         return Response(status=204, headers={"HX-Redirect": target})
     return redirect(target, HTTPStatus.SEE_OTHER)
+
+
+def _page_wanted() -> str:
+    """The page to go on to after signing in; empty: none, as of a button that is no page.
+
+    htmx says which page it is that a field or a part of asked.
+    """
+    rule = request.url_rule
+    if request.method not in {"GET", "HEAD"} and (rule is None or "GET" not in (rule.methods or ())):
+        path = ""
+    else:
+        path = request.full_path.rstrip("?")
+    try:
+        shown_page = urlsplit(request.headers.get("HX-Current-URL", ""))
+    except ValueError:
+        return path
+    return shown_page._replace(scheme="", netloc="", fragment="").geturl() or path

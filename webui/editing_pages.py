@@ -219,8 +219,11 @@ def free_vms(application: str | None, chosen: Collection[str], search: str = "")
     free = rest.get("/vms", serving=False, search=search or None, limit=PICKED_VMS)
     found = {vm["name"]: vm for vm in free["items"]}
     rows = {vm["name"]: vm for vm in own if vm["name"] in chosen or search.lower() in vm["name"].lower()} | found
-    unseen = [name for name in sorted(chosen) if name not in rows][:PICKED_VMS]
-    rows |= {name: vm for name in unseen if (vm := registered_vm(name)) is not None}
+    unseen = [name for name in sorted(chosen) if name not in rows]
+    if len(unseen) > PICKED_VMS:  # rather than to ask for each
+        rows |= {vm["name"]: vm for vm in rest.every("/vms", serving=False) if vm["name"] in chosen}
+    else:
+        rows |= {name: vm for name in unseen if (vm := registered_vm(name)) is not None}
     rows = {name: vm for name, vm in rows.items() if vm["application"] in {None, application}}
     first, then = [name for name in rows if name in chosen], [name for name in rows if name not in chosen]
     choices = tuple((name, _in_words(rows[name])) for name in (*sorted(first), *sorted(then)))

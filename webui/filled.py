@@ -212,7 +212,7 @@ def _read(schema: Schema, definitions: Schema, path: str, given: Given) -> Any:
             return _read_rows(schema, definitions, path, given)
         return [line.strip() for text in given.getlist(path) for line in text.splitlines() if line.strip()]
     text = given.get(path, "")
-    return _value(schema.get("type"), text if path.endswith(PASSWORD) else text.strip())
+    return _value(schema.get("type"), text if path.endswith(PASSWORD) else text.strip().replace("\r\n", "\n"))
 
 
 def _value(kind: str | None, text: str) -> object:

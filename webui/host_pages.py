@@ -116,6 +116,7 @@ def host(name: str) -> Response:
         health=host_health(answer, now_s(), site().context.slot_s),
         split=tick and cpu_split(tick),
         lines=lines,
+        pcpus=len(online),
         unregistered=[domain["libvirt_name"] for domain in rest.every(f"{path}/domains", registered=False)],
         map=capabilities
         and draw_map(

@@ -11,6 +11,7 @@ from itertools import groupby
 from flask import Response, request, url_for
 
 from manager.api.auth import OPERATOR, VIEWER, allow
+from manager.model.fields import MANAGER
 from manager.model.records import OutcomeKind, Severity
 from webui import rest
 from webui.filled import differences
@@ -35,6 +36,19 @@ class Choice:
     since: str | None
     until: str | None
     cursor: str | None
+
+    @property
+    def span(self) -> str:
+        """The period in words."""
+        words, length_s = PERIODS[self.period]
+        return words if length_s is None else f"the last {words}"
+
+    @property
+    def when(self) -> str:
+        """What stands after «no decisions»: nothing where all that is kept was asked for."""
+        if self.since or self.until:
+            return " in this time"
+        return f" in {self.span}" if PERIODS[self.period][1] else ""
 
     def url(self, **changes: str | None) -> str:
         """This page with other choices, from its first part on unless a cursor is given; None takes a choice away."""
@@ -61,7 +75,9 @@ def chosen(endpoint: str, filters: Sequence[str], default: str) -> Choice:
 
 def moment(text: str) -> str:
     """A time as a browser's field gives it, which is UTC, as the interface wants it; other text as it is."""
-    return f"{text}:00Z" if len(text) == len("2026-01-31T12:00") else text
+    if len(text) == len("2026-01-31T12:00"):
+        return f"{text}:00Z"
+    return f"{text}Z" if len(text) == len("2026-01-31T12:00:00") else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +121,7 @@ class Moment:
 def moments(entries: Sequence[Json]) -> list[Moment]:
     """The story by tick and host, newest first."""
     groups = groupby(entries, lambda entry: (entry["at"], entry["host"], entry["policy"]))
-    return [Moment("".join(filter(str.isalnum, key[0] + key[1])), list(group)) for key, group in groups]
+    return [Moment(f"{''.join(filter(str.isalnum, at))}-{host}", list(group)) for (at, host, _), group in groups]
 
 
 def alike(events: Sequence[Json]) -> list[Moment]:
@@ -158,6 +174,7 @@ def events() -> Response:
         choice=choice,
         found=answer,
         rows=alike(answer["items"]),
+        manager=MANAGER,
         refused=refused,
         periods=PERIODS,
         severities=[str(severity) for severity in Severity],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -46,8 +47,9 @@ class RequestRefused(Exception):
 
 
 def at(*parts: str) -> str:
-    """The path of names, such as ``/hosts/kvm1/history``."""
-    return "".join(f"/{quote(part, safe='')}" for part in parts)
+    """The path of names, such as ``/hosts/kvm1/history``: no name leads to another path, as ``..`` would."""
+    quoted = (quote(part.replace("/", "%2F"), safe="") for part in parts)
+    return "".join(f"/{part.replace('.', '%2E') if part in {'.', '..'} else part}" for part in quoted)
 
 
 def get(path: str, **query: object) -> Any:
@@ -94,12 +96,15 @@ def call(
     rest_api, caller = site().rest_api, {PRINCIPAL_KEY: g.principal, "REMOTE_ADDR": request.remote_addr}
 
     def as_caller(environ: dict[str, Any], start_response: object) -> Iterable[bytes]:
-        return rest_api(environ | caller, start_response)
+        path = environ["PATH_INFO"].encode().decode("latin-1")  # as WSGI has it (PEP 3333), other than httpx
+        return rest_api(environ | caller | {"PATH_INFO": path}, start_response)
 
     headers = {"If-None-Match": "*"} if new else {"If-Match": f'"{etag}"'} if etag else {}
     params = {name: value for name, value in (query or {}).items() if value is not None}
     with httpx.Client(transport=httpx.WSGITransport(app=as_caller), base_url="http://inside") as client:
         response = client.request(method, f"{PREFIX}{path}", params=params, headers=headers, json=body)
+    if response.has_redirect_location:  # a path with an empty name is none of an object
+        raise RequestRefused(HTTPStatus.NOT_FOUND, "a name is missing in the address")
     content = response.json() if response.content else None
     if response.status_code >= 400:
         problem: Json = content or {}

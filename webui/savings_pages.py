@@ -31,6 +31,8 @@ _POINTS = 1000
 _PAGE_HOSTS = 50
 """Hosts in a report: the history of each is read."""
 _COLUMNS = ("host", *(field.name for field in fields(Savings)))
+_ASKED = ("since", "until", "search", "after", *COST_RANGES)
+"""What the URL may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,13 @@ def savings() -> Response:
     until_day = (found.until + timedelta(days=1) - timedelta(microseconds=1)).date()
     labels = {name: label_of(f"costs.{name}") for name in COST_RANGES}
     return page(
-        "savings.html", found=found, labels=labels, ranges=COST_RANGES, until_day=until_day, energies=ENERGY_WORDS
+        "savings.html",
+        found=found,
+        labels=labels,
+        ranges=COST_RANGES,
+        until_day=until_day,
+        energies=ENERGY_WORDS,
+        asked={name: value for name in _ASKED if (value := request.args.get(name))},
     )
 
 
@@ -81,8 +89,9 @@ def savings_csv() -> Response:
 
 
 def _report() -> SavingsReport:
-    until = moment_given("until") or datetime.fromtimestamp(now_s(), UTC)
-    since = moment_given("since") or until - _LENGTH
+    now = datetime.fromtimestamp(now_s(), UTC)
+    until = moment_given("until") or now
+    since = moment_given("since") or min(until, now) - _LENGTH
     if since >= until:
         raise RequestRefused(422, "since: it is not before until")
     filled_in = {name: _cost(name, bounds) for name, bounds in COST_RANGES.items() if request.args.get(name)}

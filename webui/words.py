@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
@@ -249,12 +249,21 @@ def number(value: float | None) -> str:
 
 def clock(value: str | None, show: str = "%H:%M:%S") -> str:
     """The time of day, UTC, as the page shows it before the browser turns it into local time."""
-    return datetime.fromisoformat(value).strftime(show) if value else NOTHING
+    return datetime.fromisoformat(value.upper()).astimezone(UTC).strftime(show) if value else NOTHING
 
 
 def moment(value: str | None) -> str:
     """Date and time of day, UTC."""
     return clock(value, "%Y-%m-%d %H:%M:%S")
+
+
+def local_time(value: str) -> str:
+    """A time as a browser's field for one holds it, UTC; other text as it is."""
+    try:
+        at = datetime.fromisoformat(value.upper()).astimezone(UTC)
+    except ValueError:
+        return value
+    return at.strftime("%Y-%m-%dT%H:%M:%S" if at.second else "%Y-%m-%dT%H:%M")
 
 
 def ago(seconds: float) -> str:
@@ -432,6 +441,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "ago": ago,
     "clock": clock,
     "moment": moment,
+    "local_time": local_time,
     "setting": setting,
     "badge": badge,
     "above_agreed": above_agreed,

@@ -319,7 +319,7 @@ def _application(
         attainment=windows[PERIOD_S].attainment,
         budget_remaining=windows[PERIOD_S].budget_remaining(target),
         burn_rate=windows[HOUR_S].burn_rate(target),
-        burning=burning(windows, target),
+        burning=burning(windows, target) if glance.sla else Burn.NONE,  # what had an SLA has no budget to burn
         hosts=list(hosts),
         points_ms=points,
     )

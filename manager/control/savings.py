@@ -130,18 +130,22 @@ def use_of_history(host: str, history: Mapping[str, Any]) -> HostUse:
     )
 
 
+_FEW_STEPS = 2
+
+
 def use_between(
     host: str, read: Callable[[datetime, datetime], Mapping[str, Any]], since: datetime, until: datetime
 ) -> HostUse:
     """Means over what was measured between two times, of which ``read`` gives the history as the interface answers it.
 
-    Where that is less than half of the time, as of a new host, it is read again in finer steps: a step counts as a
+    Where that is in very few of its steps, as of a new host, these are read again in finer ones: a step counts as a
     whole, of whatever part of it something is known.
     """
     history = read(since, until)
     steps = history["steps"]
     known = [place for place, step in enumerate(steps) if step["host_cpu_share"] is not None]
-    if not known or 2 * (known[-1] + 1 - known[0]) >= len(steps):
+    span = known[-1] + 1 - known[0] if known else 0
+    if not 0 < span <= _FEW_STEPS or len(steps) <= 2 * span:
         return use_of_history(host, history)
     first, last = (datetime.fromisoformat(steps[place]["start"]) for place in (known[0], known[-1]))
     return use_between(host, read, max(first, since), min(last + timedelta(seconds=history["step_s"]), until))

@@ -199,3 +199,15 @@ def test_the_attainment_tells_how_much_could_not_be_evaluated(shop: Desk) -> Non
     violated(shop)
     [hour, *_] = [row.text for row in shop.browser().get("/applications/shop").all("tr") if "last hour" in row.text]
     assert hour == "last hour0 %100×3 of 399.58 %15 s4.97 ms", "attainment, burn rate, violated, no data, longest, p95"
+
+
+def test_the_days_of_a_report_are_those_of_utc(shop: Desk) -> None:
+    page = shop.browser().get("/applications/shop/report?since=2026-02-01T01:00:00%2B02:00&until=2026-02-20")
+    assert "2026-01-31 23:00:00 to 2026-02-20 00:00:00" in page.text
+    assert page.by_id("since")["value"] == "2026-01-31"
+
+
+def test_a_report_until_a_time_to_come_is_until_now(shop: Desk) -> None:
+    page = shop.browser().get("/applications/shop/report?until=2027-01-01")
+    assert page.status == 200
+    assert "2026-03-01 11:59:55 to 2026-03-01 12:00:00: since the first response time" in page.text

@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from manager.model.fields import MANAGER
 from manager.model.histogram import Histogram
+from manager.model.records import Severity
+from manager.store.event_records import store_events
+from manager.store.silent_hosts import host_event
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, event, record, report, tick, tick_of, window
+from tests.api.conftest import HOST, START, event, record, report, tick, tick_of, window
 from tests.web.desk import Browser, Desk, Page
+from webui.record_pages import moments
 
 
 def told(desk: Desk, **changes: Any) -> None:
@@ -186,3 +191,35 @@ def test_who_is_not_signed_in_is_sent_to_the_form(desk: Desk, path: str) -> None
     response = desk.browser(None).get(path).response
     assert response.status_code == 303
     assert response.location.startswith("/sign-in?next=")
+
+
+def test_of_what_there_is_none_is_said(desk: Desk) -> None:
+    browser = desk.browser(Role.VIEWER)
+    assert "No decisions." in browser.get("/decisions?last=all").text
+    page = browser.get("/events?last=6h&since=2026-01-31T12:00:00Z")
+    assert "No events in this time." in page.text
+    assert "Back to the last 6 hours" in page.text
+    assert "Back to all that is kept" in browser.get("/events?last=all&since=2026-01-31T12:00:00Z").text
+
+
+@pytest.mark.parametrize("since", ["2026-01-31t12:00:00z", "2026-01-31T14:00:00%2B02:00", "2026-01-31 12:00:00Z"])
+def test_a_time_is_shown_in_utc_however_it_is_written(desk: Desk, since: str) -> None:
+    page = desk.browser(Role.VIEWER).get(f"/decisions?since={since}")
+    assert page.status == 200
+    assert "Only from 2026-01-31 12:00:00" in page.text
+
+
+def test_the_managers_own_events_lead_to_no_host(shop: Desk) -> None:
+    with shop.database.writing() as session:
+        store_events(session, [host_event(MANAGER, START, Severity.WARNING, "clock-jumped", "the clock jumped")])
+    told(shop, events=[event(1)])
+    browser = shop.browser(Role.VIEWER)
+    page = browser.get("/events")
+    assert "clock jumped" in page.text
+    links = {link["href"] for link in page.all("a") if link["href"].startswith("/hosts/")}
+    assert links == {f"/hosts/{HOST}"}
+
+
+def test_rows_of_hosts_of_like_names_are_told_apart() -> None:
+    entries = [{"at": "2026-03-01T12:00:00Z", "host": host, "policy": "equal"} for host in ("kvm-1", "kvm1")]
+    assert len({moment.key for moment in moments(entries)}) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pytest
 
 from manager.errors import DatabaseUnavailable
@@ -73,3 +75,32 @@ def test_what_was_not_expected_is_a_page_without_its_inside(
 def test_the_interface_answers_problems(desk: Desk, path: str, status: int) -> None:
     response = desk.browser(None).client.get(path, headers={"Accept": "text/html"})
     assert (response.status_code, response.mimetype) == (status, "application/problem+json")
+
+
+@pytest.mark.parametrize("path", ["/hosts/.", "/applications/.", "/registered/vms/.", "/people/users/."])
+def test_a_name_that_is_a_step_in_a_path_is_refused(desk: Desk, path: str) -> None:
+    page = desk.browser().get(path)
+    assert page.status in {404, 422}
+    assert "." in page.text
+
+
+@pytest.mark.parametrize("name", ["%E2%82%AC", "%C3%BC", "%F0%9F%98%80"])
+def test_a_name_in_another_script_is_refused(desk: Desk, name: str) -> None:
+    browser = desk.browser()
+    for path in (f"/hosts/{name}", f"/applications/{name}", f"/registered/vms/{name}"):
+        page = browser.get(path)
+        assert page.status == 422
+        assert unquote(name) in page.text
+    page = browser.get(f"/what-if?host={name}&policy=equal")
+    assert page.status == 200
+    assert page.by_id("host")["value"] == unquote(name)
+
+
+def test_a_name_leads_to_no_other_path(shop: Desk) -> None:
+    browser = shop.browser()
+    assert "is saved" not in browser.get("/registered?saved=applications&name=shop/budget").text
+    assert browser.get("/first?application=shop/budget").status == 200
+
+
+def test_a_cause_without_an_application_is_not_found(desk: Desk) -> None:
+    is_page(desk.browser().get("/decisions/cause"), 404, "Not Found")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from manager.store.retention import Keep
+from manager.store.rollups import RollUps
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, notice_silence, report, tick, window
 from tests.web.desk import Desk, Page
@@ -144,3 +148,27 @@ def test_the_navigation_marks_where_a_page_belongs(shop: Desk, path: str, entry:
     assert page.status == 200
     marked = [(link.text, link["aria-current"]) for link in page.all("a") if "aria-current" in link.attributes]
     assert (entry, current) in marked
+
+
+def test_an_application_that_lost_its_sla_burns_no_budget(shop: Desk) -> None:
+    tiers = shop.api.ok("GET", "/applications/shop")["tiers"]
+    shop.api.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 1}})
+    shop.api.clock.now_s += 900
+    windows = [window(end=second, count=40) for second in range(5, 905, 5)]
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(windows=windows, tick=tick()), role="host")
+    keep = Keep(timedelta(days=1), timedelta(days=30), timedelta(days=730))
+    now = datetime.fromtimestamp(shop.api.clock.now_s, UTC)
+    RollUps(shop.database, timedelta(seconds=5), 20, keep).roll_up(now)
+    browser = shop.browser(Role.VIEWER)
+    assert "burning fast" in browser.get("/").text
+    shop.api.ok("PUT", "/applications/shop", {"tiers": tiers})
+    for path in ("/", "/?group=state"):
+        page = browser.get(path)
+        assert page.status == 200
+        assert "burning" not in page.text
+
+
+def test_a_part_beyond_the_last_says_how_many_there_are(shop: Desk) -> None:
+    page = shop.browser(Role.VIEWER).get("/?group=host&offset=50")
+    [parts] = page.all("nav", aria_label="Parts of the list of groups")
+    assert " ".join(parts.text.split()) == "1 groups Previous"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, notice_silence, report, status, tick, tick_of
+from tests.api.conftest import CAPABILITIES, HOST, notice_silence, report, status, tick, tick_of
 from tests.web.desk import Desk
 
 
@@ -108,6 +108,14 @@ def test_vcpu_wait_is_marked_where_it_hurts(shop: Desk, waited: float, words: st
     shop.api.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1", **told)]), role="host")
     row = " ".join(shop.browser().get(f"/hosts/{HOST}").by_id("vm-web-1").text.split())
     assert f"25 % {words}" in row
+
+
+def test_vcpu_wait_counts_no_pcpu_that_is_offline(shop: Desk) -> None:
+    every_second = {**CAPABILITIES, "online_cpus": "0,2,4,6", "topology": {"cpus": [], "queues": []}}
+    told = status("web-1", cpu_share=0.25, run_delay_share=1.0)
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(vms=[told], capabilities=every_second), role="host")
+    row = " ".join(shop.browser().get(f"/hosts/{HOST}").by_id("vm-web-1").text.split())
+    assert "25 % ▲ 50 %" in row
 
 
 def test_a_viewer_is_offered_nothing_to_change(desk: Desk) -> None:

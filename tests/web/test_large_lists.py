@@ -67,7 +67,7 @@ def read(desk: Desk, browser: Browser, path: str) -> tuple[Page, int]:
         ("/first?step=application", PICKED_VMS + 2 * 10 + 10 * 10),
         ("/first?step=sources&application=app-0100", 10 + 2 + 1),
         ("/first?step=done&application=app-0100", 10 + 2 + 1),
-        ("/savings", 50 * 5),
+        ("/savings", 50 * (5 + 2 * 15)),  # of hosts so young the ten minutes that are known
         ("/control/hosts/kvm0050", FLEET.vms),
         ("/control/applications/app-0100", 2),
         ("/registered/pick", 100),

@@ -141,3 +141,17 @@ def test_the_last_administrator_stays(desk: Desk, admin: Browser, form: str) -> 
     assert page.status == 409
     assert "'ada' is the last administrator" in page.by_id("problems").text
     assert desk.api.ok("GET", "/users/ada")["role"] == "admin"
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ("2026-01-31T12:00", "2026-01-31T12:00"),
+        ("2026-01-31T12:00:05", "2026-01-31T12:00:05"),
+        ("2026-01-31T12:00:00%2B02:00", "2026-01-31T10:00"),
+    ],
+)
+def test_a_time_that_was_filtered_by_stays_in_its_field(admin: Browser, given: str, held: str) -> None:
+    page = admin.get(f"/audit?since={given}&until={given}")
+    assert page.status == 200
+    assert (page.by_id("since")["value"], page.by_id("until")["value"]) == (held, held)

@@ -87,3 +87,15 @@ def test_progress_and_results_are_shown(fleet: Desk) -> None:
     with fleet.api.database.writing() as session:
         take_reports(session, "kvm1", [MigrationReport(number, MigrationState.FAILED, None, "no disk there")], START)
     assert "failed no disk there" in " ".join(browser.get("/proposals").by_id("earlier").text.split())
+
+
+def test_what_was_refused_stays_on_the_page(fleet: Desk) -> None:
+    proposed(fleet)
+    operator = fleet.browser(Role.OPERATOR)
+    fleet.api.ok("POST", "/proposals/1/dismiss")
+    page = operator.post("/proposals/1/approve")
+    assert page.status == 409
+    assert page.by_id("refused")
+    [body] = page.all("body")
+    assert "data-live" not in body.attributes, "its address is a button's: there is nothing to fetch"
+    assert operator.get("/proposals").all("body", data_live="fleet")

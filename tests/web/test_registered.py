@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from werkzeug.datastructures import MultiDict
 
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, tick
 from tests.web.desk import Browser, Desk
-from webui import rest
+from webui import editing_pages, rest
 from webui.inventory_pages import candidates
 
 DOMAIN_FIELDS = ("libvirt_uuid", "libvirt_name")
@@ -100,6 +101,7 @@ def test_a_vm_is_registered_with_what_was_filled_in(desk: Desk, operator: Browse
 
 def test_a_link_cannot_claim_what_is_not_so(operator: Browser) -> None:
     assert "is saved" not in operator.get("/registered?saved=vms&name=none").text
+    assert "is saved" not in operator.get("/registered?saved=vms&name=.").text
     assert "is deleted" not in operator.get("/registered?deleted=nonsense&name=none").text
 
 
@@ -471,3 +473,34 @@ def test_a_name_that_a_vm_has_gets_the_hosts(desk: Desk, operator: Browser) -> N
         if one.attributes.get("name", "").startswith("name ")
     ]
     assert name == f"web-{HOST}"
+
+
+def test_all_that_was_picked_stays_however_much_it_is(
+    desk: Desk, operator: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(editing_pages, "PICKED_VMS", 2)
+    for number in range(6):
+        desk.api.ok("PUT", f"/vms/web-{number}", {"class": "critical"})
+    picked = [f"web-{number}" for number in range(2, 6)]
+    given = MultiDict([("find tiers[0].vms", "web-0"), *(("tiers[0].vms", name) for name in picked)])
+    page = operator.post("/forms/pick?field=tiers%5B0%5D.vms", given)
+    assert page.fields().getlist("tiers[0].vms") == picked
+
+
+@pytest.mark.parametrize("path", ["/registered", "/registered/pick?search=a"])
+def test_a_search_takes_no_more_than_names_have(operator: Browser, path: str) -> None:
+    assert operator.get(path).by_id("search")["maxlength"] == str(rest.LONGEST_SEARCH)
+
+
+def test_an_operator_finds_the_audit(operator: Browser) -> None:
+    assert operator.get("/registered").all("a", href="/audit")
+
+
+def test_a_query_of_several_lines_is_not_changed_by_saving(desk: Desk, operator: Browser) -> None:
+    query = "sum(a)\n/ sum(b)"
+    source = {"name": "prom", "type": "prometheus", "url": "http://prometheus/", "query": query}
+    desk.api.ok("PUT", "/applications/shop", {"sources": [source]})
+    given = operator.get("/registered/applications/shop").fields()
+    given["sources[0].query"] = given["sources[0].query"].replace("\n", "\r\n")  # as browsers send it
+    assert operator.post("/registered/applications/shop", given).status == 303
+    assert desk.api.ok("GET", "/applications/shop")["sources"][0]["query"] == query

@@ -127,3 +127,16 @@ def test_bad_periods_and_costs_are_refused(used: Desk, query: str, says: str) ->
     page = used.browser(Role.VIEWER).get(f"/savings?{query}")
     assert page.status == 422
     assert says in page.text
+
+
+@pytest.mark.parametrize("query", ["endpoint=x", "_method=POST", "_external=1", "_anchor=x"])
+def test_links_hold_what_the_page_knows_of_the_url_alone(used: Desk, query: str) -> None:
+    page = used.browser(Role.VIEWER).get(f"/savings?years=4&{query}")
+    assert page.status == 200
+    assert page.all("a", href="/savings.csv?years=4")
+
+
+def test_until_a_time_to_come_the_last_days_count(used: Desk) -> None:
+    page = used.browser(Role.VIEWER).get("/savings?until=2027-01-01")
+    assert page.status == 200
+    assert page.by_id("since")["value"] == "2026-01-30"

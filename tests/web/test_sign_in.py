@@ -116,6 +116,36 @@ def test_the_form_leads_to_where_the_reader_wanted_to_go(ada: Browser) -> None:
     assert sign_in(ada, next=field["value"]) == "/registered?search=a"
 
 
+@pytest.mark.parametrize(
+    ("path", "shown", "leads"),
+    [
+        ("/sign-out", None, "/sign-in"),
+        ("/proposals/1/approve", None, "/sign-in"),
+        ("/registered/new/vms", None, "/sign-in?next=%2Fregistered%2Fnew%2Fvms"),
+        (
+            "/forms/check/vms?field=host",
+            "http://localhost/account?a=b",
+            "/sign-in?next=%2Faccount%3Fa%3Db",
+        ),
+        ("/forms/check/vms?field=host", "http://[", "/sign-in"),
+    ],
+)
+def test_a_button_pressed_after_the_session_leads_to_a_page(
+    ada: Browser, path: str, shown: str | None, leads: str
+) -> None:
+    if shown is None:
+        assert ada.post(path).response.location == leads
+    else:
+        page = ada.post(path, HX_Request="true", HX_Current_URL=shown)
+        assert page.response.headers["HX-Redirect"] == leads
+
+
+def test_names_asked_for_by_a_field_after_the_session_lead_to_its_page(ada: Browser) -> None:
+    asked = {"HX_Request": "true", "HX_Current_URL": "http://localhost/what-if?host=a#b"}
+    page = ada.get("/forms/suggest/hosts?field=host&host=a", **asked)
+    assert page.response.headers["HX-Redirect"] == "/sign-in?next=%2Fwhat-if%3Fhost%3Da"
+
+
 def test_the_form_leads_to_no_other_site(ada: Browser) -> None:
     assert sign_in(ada, next="//evil.example/x") == "/"
 

@@ -118,3 +118,27 @@ def test_where_nothing_can_be_simulated_the_page_says_why(recorded: Desk) -> Non
     page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=15")
     assert "No closed loop: the recording has 25 s under policy priority" in page.text
     assert "ESTIMATED, open loop." in page.text
+
+
+def test_what_is_simulated_is_shown_as_exactly_as_what_is_measured(shop: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"target_ms": 0.5, "measured_ms": 0.44, "predicted_ms": 0.31, "low_ms": 0.28, "high_ms": 12_345.0}
+    shares = {"violated_measured": 0.004, "violated_predicted": 0.0}
+    moments = {"since": "2026-03-01T11:00:00Z", "until": "2026-03-01T12:00:00Z"}
+    closed = {
+        **moments,
+        "seeds": 3,
+        "simulated_share": 0.034,
+        "applications": [{"application": "shop", "percentile": 99.9, **times, **shares}],
+        "refused": [],
+        "batch_pcpus_in_force": 0.42,
+        "batch_pcpus": 1.5,
+    }
+    lists = ("recorded_policies", "problems", "left_out", "notes", "applications", "changes")
+    estimate = {**moments, "host": HOST, "policy": "equal", "ticks": 1, "interval_s": 5.0, "closed_loop": closed}
+    monkeypatch.setattr(rest, "get", lambda *_, **__: {**estimate, **dict.fromkeys(lists, ())})
+    page = shop.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=5", HX_Request="true")
+    [cells] = [[cell.text for cell in page.all("td")]]
+    assert cells == ["p99.9 ≤ 0.5 ms", "0.44 ms", "0.31 ms, 0.28 ms to 12.3 s", "0.4 %", "0 %"]
+    assert "Of the requests 3.4 % were simulated" in " ".join(page.source.split())
+    assert "0.42 pCPUs under" in page.source
+    assert "1.50 under equal" in page.source

@@ -14,7 +14,8 @@ const moment = (time) => new Date(time * 1000).toISOString();
 /** What the URL asks for: a fixed range, or one that ends now. */
 function range() {
   const query = new URLSearchParams(location.search);
-  if (query.get("since") && query.get("until")) return { since: seconds(query.get("since")), until: seconds(query.get("until")) };
+  const given = { since: seconds(query.get("since")), until: seconds(query.get("until")) };
+  if (Number.isFinite(given.until - given.since)) return given; // else one of them is missing, or is no time
   const [, count, unit] = /^(\d+)(min|h|d)$/.exec(query.get("range") ?? DEFAULT_RANGE) ?? [null, 1, "h"];
   const now = Date.now() / 1000;
   // From the first response time on: of the time before there is nothing to show.
@@ -38,7 +39,8 @@ class Application {
       cpu: chart("chart-cpu", { title: `${this.#name} CPU`, unit: "pCPU" }),
       weights: chart("chart-weights", { title: `${this.#name} weights`, logarithmic: true }),
     };
-    document.addEventListener("changed", () => range().live && this.#show());
+    // While an answer is awaited it is not asked for anew: one that takes longer than changes are apart would never be shown.
+    document.addEventListener("changed", () => this.#asking === null && range().live && this.#show());
     addEventListener("popstate", () => this.#show());
     for (const link of document.querySelectorAll("[data-range]")) {
       link.addEventListener("click", (event) => {
@@ -72,6 +74,7 @@ class Application {
       ask("/decisions/story", { ...query, application: this.#name, limit: STORIES }),
     ]);
     if (asking.signal.aborted) return;
+    this.#asking = null;
     const told = story.status === "fulfilled" ? story.value.items : [];
     const marks = told.map((one) => ({ at: seconds(one.at), text: one.sentence }));
     this.#times(times, [wanted.since, wanted.until], marks);
@@ -80,12 +83,12 @@ class Application {
 
   #times({ value: found, reason }, limits, marks) {
     if (!found) {
-      for (const name of ["times", "rate"]) this.#charts[name].say(`No values: ${reason.message}`);
+      this.#nothing(`No values: ${reason.message}`);
       return;
     }
     const { steps, sla } = found;
     if (!steps.some((step) => step.count || step.percentile_ms !== null)) {
-      for (const name of ["times", "rate"]) this.#charts[name].say("No response times in this range. Choose another one, or check the sources below.");
+      this.#nothing("No response times in this range. Choose another one, or check the sources below.");
       return;
     }
     const times = steps.map((step) => seconds(step.start));
@@ -118,6 +121,12 @@ class Application {
     document.getElementById("in-range").textContent = judged
       ? `SLA violated in ${shown(violated)} of ${shown(judged)} intervals (${shown((100 * violated) / judged)} %). Shaded: violated. ▾: decision, hover for details. Drag to zoom.`
       : "No interval in this range has enough samples to evaluate.";
+  }
+
+  /** Words in place of response times, of which nothing is said any more. @param {string} text */
+  #nothing(text) {
+    for (const name of ["times", "rate"]) this.#charts[name].say(text);
+    document.getElementById("in-range").textContent = "";
   }
 
   #tiers({ value: found, reason }, limits, marks) {
