@@ -25,6 +25,7 @@ from manager.control.feedback_law import average
 from manager.control.placer import usable_cpus
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
+from manager.model.registration import Sla
 from policies.auto_candidates import waits_materially
 from policies.auto_crowd import next_crowd, share_pcpus
 from policies.auto_explanation import Decided, explain
@@ -32,7 +33,7 @@ from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
 from policies.auto_lending import short_lenders, tolerable, willing, with_credit
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
-from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, VmUse, fit_model, weight_at
+from policies.auto_model import AT_RISK, SPREAD, STEP, AppFit, AppModel, HostModel, VmUse, fit_model, weight_at
 from policies.auto_resources import resource_goals
 from policies.auto_room import Room, next_room, room_goals
 from policies.auto_siblings import with_siblings
@@ -77,6 +78,9 @@ class Auto:
         if scale is None:
             return Decision()
         before = memory if isinstance(memory, AutoMemory) else AutoMemory()
+        slas = {view.application.name: view.application.sla for view in snapshot.applications if view.application.sla}
+        slas = {**before.slas, **slas}
+        before = _of_slas(before, slas)
         model, fits = fit_model(snapshot, scale, before.fits)
         known = {app.name for app in model.applications}  # of others nobody knows whether it is right any more
         levels = {name: level for name, level in before.levels.items() if name in known}
@@ -87,6 +91,7 @@ class Auto:
             courses=_courses(model, before.courses),
             lenders=before.lenders.intersection(levels),
             known_s=snapshot.steady_s if before.known_s is None and known else before.known_s,
+            slas=slas,
         )
         crowd = next_crowd(before.crowd, snapshot, needed=_is_at_risk_on_average(model, learnt.courses))
         if crowd.floats != before.crowd.floats:  # what was measured before says little of those that have moved
@@ -142,6 +147,36 @@ def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, uses: Mappin
 
 def _is_at_risk_on_average(model: HostModel, courses: Courses) -> bool:
     return any(courses[app.name] > math.log(AT_RISK) for app in model.applications if not app.over)
+
+
+def _of_slas(memory: AutoMemory, slas: Mapping[str, Sla]) -> AutoMemory:
+    """Without courses of applications whose SLA is another one now: they are parts of its target before."""
+    changed = {name for name, sla in memory.slas.items() if slas[name] != sla}
+    if not changed:
+        return memory
+
+    def of_others(values: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in values.items() if name not in changed}
+
+    return replace(
+        memory,
+        fits=replace(memory.fits, applications=_of_percentiles(memory, slas)),
+        courses=of_others(memory.courses),
+        trial=memory.trial and replace(memory.trial, before=of_others(memory.trial.before)),
+        usual=of_others(memory.usual),
+        before_levels=of_others(memory.before_levels),
+        before_room=of_others(memory.before_room),
+    )
+
+
+def _of_percentiles(memory: AutoMemory, slas: Mapping[str, Sla]) -> dict[str, AppFit]:
+    """What was learnt of applications; of another percentile nothing is known yet."""
+    return {
+        name: replace(fit, log_ratio=None)
+        if name in memory.slas and memory.slas[name].percentile != slas[name].percentile
+        else fit
+        for name, fit in memory.fits.applications.items()
+    }
 
 
 def _courses(model: HostModel, before: Courses) -> dict[str, float]:

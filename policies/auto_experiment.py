@@ -74,7 +74,7 @@ def next_experiments(
     """
     now = _without_old(before, moment)
     if now.running is not None:
-        if not (settled and moment.acts and moment.there.issuperset(now.running.suspects)):
+        if not (settled and moment.acts and moment.batch.issuperset(now.running.suspects)):
             return replace(now, running=None)
         return _continued(now, now.running, moment, snapshot)
     upcoming = {
@@ -93,10 +93,13 @@ def next_experiments(
 
 
 def _without_old(experiments: Experiments, moment: StepsMoment) -> Experiments:
+    """Without findings of long ago, or about VMs that are gone, or not batch any more."""
     findings = {
         name: finding
         for name, finding in experiments.findings.items()
-        if moment.now_s - finding.at_s < VALID_S and name in moment.there
+        if moment.now_s - finding.at_s < VALID_S
+        and name in moment.there
+        and (finding.neighbour == NOBODY or finding.neighbour in moment.batch)
     }
     cooling = {
         name: each

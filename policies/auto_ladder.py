@@ -15,7 +15,7 @@ from policies.auto_resources import allowed_steps, resource_candidates
 from policies.auto_siblings import sibling_candidates
 from policies.auto_steps import LadderStep, StepCandidate, StepKind, StepsMemory, StepsMoment
 from policies.auto_trials import SETTLE_S, next_steps, with_room_trial
-from policies.cores import Sampling, enforced, managed, sample
+from policies.cores import Sampling, batch_vms, enforced, managed, sample
 
 ROOM_TRIAL_S = 120.0
 """Room that does not suffice for so long may be taken off on trial."""
@@ -27,7 +27,8 @@ ROOM_GAIN = 0.2
 
 def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoMemory) -> AutoMemory:
     """With the ladder as of now. ``before``: the decision before; ``now``: this one, with its levels and room."""
-    settled = now.levels == before.levels and bool(now.room.pcpus) == bool(before.room.pcpus)
+    same_slas = before.slas.items() <= now.slas.items()  # else samples of before are of something else
+    settled = now.levels == before.levels and bool(now.room.pcpus) == bool(before.room.pcpus) and same_slas
     samplings, samples = _sampled(snapshot, before.samplings)
     counting = {app.name for app in model.applications if not app.over}
     ladder, running = allowed_steps(before.ladder, snapshot), before.experiments.running is not None
@@ -38,9 +39,10 @@ def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoM
         {app.name: app.log_miss for app in model.applications if app.at_risk},
         tuple(_candidates(snapshot, model, now)),
         frozenset(vm.name for vm in managed(snapshot)) | {view.application.name for view in snapshot.applications},
+        frozenset(vm.name for vm in batch_vms(snapshot)),
         may_begin=now.trial is None and settled and not snapshot.ways_trial and not running,
         settled=settled and not running,
-        interrupts=now.levels != before.levels,
+        interrupts=now.levels != before.levels or not same_slas,
         acts=enforced(snapshot.vms),
     )
     after = next_steps(ladder, moment)

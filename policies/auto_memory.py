@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from manager.model.registration import Sla
 from policies.auto_crowd import Crowd
 from policies.auto_experiment import Experiments
 from policies.auto_model import Fits
@@ -58,7 +59,7 @@ class AutoMemory:
     SLA is violated while nobody lends; ``saved``: violations fewer than that since somebody does; ``no_loans``: whether
     loans have cost more than that of late. ``known_s``: since when response times are known; None: they are not yet.
     ``before_levels`` and ``before_room``: all courses when these began, for the explanation. ``samplings``: samples of
-    response times by which the steps of the ladder are judged.
+    response times by which the steps of the ladder are judged. ``slas``: those that all of it is about, by application.
     """
 
     fits: Fits = field(default_factory=Fits)
@@ -80,3 +81,4 @@ class AutoMemory:
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
     experiments: Experiments = field(default_factory=Experiments)
     crowd: Crowd = field(default_factory=Crowd)
+    slas: Mapping[str, Sla] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from manager.model.decision import ResourceControl, ResourceGoal, Snapshot
 from manager.model.knobs import DISK_WEIGHTS, Knob
 from manager.model.numbers import digits
 from manager.model.resource_use import ALL_DISKS, DeviceUse, LinkUse, VmResources
+from manager.model.rules import BatchPlacement
 from manager.model.units import percent
 from policies.auto_candidates import LEVELS, NOISY, driven, serving
 from policies.auto_model import AppModel
@@ -266,9 +267,14 @@ def _protects(control: ResourceControl) -> bool:
 
 
 def allowed_steps(ladder: StepsMemory, snapshot: Snapshot) -> StepsMemory:
-    """Without steps that the host's settings do not allow any more."""
+    """Without steps that the host's settings do not allow any more, or in whose place something is registered now."""
+    own_cache = {view.application.name for view in snapshot.applications if view.application.cache is not None}
 
     def stays(step: LadderStep) -> bool:
+        if step.kind is StepKind.WAYS and step.target in own_cache:
+            return False
+        if step.kind is StepKind.SIBLINGS and snapshot.host.placement.batch is not BatchPlacement.FLOAT:
+            return False
         control = CONTROLS.get(step.kind)
         return control is None or is_allowed(control, snapshot.host)
 

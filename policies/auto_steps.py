@@ -41,6 +41,10 @@ class StepKind(StrEnum):
     """Pseudo-step: room comes by itself (``auto_room``), and is taken off on trial where it does not suffice."""
 
 
+HOLDING_BACK = frozenset({StepKind.QUOTA, StepKind.BANDWIDTH, StepKind.MEMORY_CEILING, StepKind.DISK_CEILING})
+"""Whose target is a batch VM."""
+
+
 @dataclass(frozen=True, slots=True)
 class LadderStep:
     """One setting: of the VM or application ``target``, empty: of the host.
@@ -235,8 +239,9 @@ class StepsMoment:
 
     ``samples``: new ones by application; ``rates_rps``: arrivals of those with response times. ``at_risk``:
     ln(percentile / target) of those whose SLA is violated or at risk now. ``candidates`` are for them. ``there``: the
-    VMs and applications that are. ``may_begin``: weights and room are as they should be; ``settled``: they did not
-    change since the last time. ``interrupts``: the weights must change. ``acts``: what is decided is written.
+    VMs and applications that are, ``batch``: the batch VMs. ``may_begin``: weights and room are as they should be;
+    ``settled``: they, and SLAs, did not change since the last time. ``interrupts``: the weights must change, or SLAs
+    did. ``acts``: what is decided is written.
     """
 
     now_s: float
@@ -245,6 +250,7 @@ class StepsMoment:
     at_risk: Mapping[str, float] = field(default_factory=dict)
     candidates: tuple[StepCandidate, ...] = ()
     there: frozenset[str] = frozenset()
+    batch: frozenset[str] = frozenset()
     may_begin: bool = True
     settled: bool = True
     interrupts: bool = False

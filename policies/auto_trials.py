@@ -16,6 +16,7 @@ from statistics import fmean
 from policies.auto_model import AT_RISK
 from policies.auto_steps import (
     CALM_S,
+    HOLDING_BACK,
     Exhausted,
     LadderStep,
     Samples,
@@ -108,7 +109,7 @@ def _changed(memory: StepsMemory, moment: StepsMoment, trial: StepTrial | None) 
 
 
 def _without_gone(memory: StepsMemory, moment: StepsMoment) -> StepsMemory:
-    """Without steps for applications that are gone or silent, or against VMs that are gone."""
+    """Without steps for applications that are gone or silent, or against VMs that are gone, or not batch any more."""
     known = {name: at_s for name, at_s in memory.known_s.items() if name in moment.there}
     known |= dict.fromkeys(moment.samples, moment.now_s)
     began_s = moment.now_s if memory.began_s is None else memory.began_s
@@ -118,7 +119,8 @@ def _without_gone(memory: StepsMemory, moment: StepsMoment) -> StepsMemory:
 
     def stays(step: LadderStep) -> bool:
         heard_s = known.get(step.application, -math.inf)
-        return moment.now_s - heard_s <= UNKNOWN_S and (not step.target or step.target in moment.there)
+        there = moment.batch if step.kind in HOLDING_BACK else moment.there
+        return moment.now_s - heard_s <= UNKNOWN_S and (not step.target or step.target in there)
 
     in_force = tuple(each for each in memory.in_force if stays(each.step))
     trial = memory.trial if memory.trial is None or stays(memory.trial.step) else None

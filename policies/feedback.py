@@ -138,13 +138,17 @@ def _judge(view: ApplicationView, sla: Sla, sharing: Sharing, snapshot: Snapshot
     law, now_s, steady_s = snapshot.host.law, snapshot.now_s, snapshot.steady_s
     held = before.applications.get(view.application.name, AppMemory(at_s=steady_s))
     if sharing is Sharing.ISOLATION and sla.max_rate_rps is not None:
-        held, rate_rps = _over(view, sla.max_rate_rps, held, law, now_s)
+        held, rate_rps = _over(view, sla.max_rate_rps, held, snapshot)
         if held.over:
-            text = f"over its agreed load: {rate_rps or 0:.0f} of {sla.max_rate_rps:g} req/s"
+            known = f"{rate_rps:.0f} of" if rate_rps is not None else "not known now whether still above"
+            text = f"over its agreed load: {known} {sla.max_rate_rps:g} req/s"
             measured_ms = _percentile_ms(view, sla, law, now_s) or sla.response_time_ms
             factor = 1 + performance_factor(measured_ms, UNBOUND_MS) if law.published else 0.0
-            held = replace(held, miss=None, whole_miss=None, at_s=steady_s, idle_s=None)
+            at_s = held.at_s if rate_rps is None else steady_s
+            held = replace(held, miss=None, whole_miss=None, at_s=at_s, idle_s=None)
             return JudgedApp(held, text, factor, note="over its agreed load")
+    elif held.over:  # there is no agreed rate any more, or it does not pay for more
+        held = replace(held, over=False)
     response_ms = _percentile_ms(view, sla, law, now_s)
     if _idle(view, snapshot):
         return _judge_idle(held, law, steady_s)
@@ -165,15 +169,22 @@ def _measured(response_ms: float, sla: Sla) -> str:
 
 
 def _over(
-    view: ApplicationView, max_rate_rps: float, held: AppMemory, law: Law, now_s: float
+    view: ApplicationView, max_rate_rps: float, held: AppMemory, snapshot: Snapshot
 ) -> tuple[AppMemory, float | None]:
-    """Whether an application is above its agreed load now (as before where that is unknown), and its rate."""
+    """Whether an application is above its agreed load now, and its rate.
+
+    Where that is unknown it is as before, for as long as weights are held. The rate is that of a whole slot at least.
+    """
+    law, now_s = snapshot.host.law, snapshot.now_s
     if law.published:
-        rate_rps = view.window.rate_rps if view.window else None
+        fresh_window = view.window if view.window and view.window.age_s(now_s) <= law.max_age_s else None
+        rate_rps = fresh_window.rate_rps if fresh_window else None
         return replace(held, over=rate_rps is not None and rate_rps > max_rate_rps), rate_rps
-    rate_rps = rate_over(view.slots, now_s, law.over_rate_s)
+    whole_s = max((slot.end_s - slot.start_s for slot in view.slots[-2:]), default=0.0)  # the newest may be unfinished
+    rate_rps = rate_over(view.slots, now_s, max(law.over_rate_s, whole_s))
     if rate_rps is None:
-        return held, None
+        is_held = snapshot.steady_s - held.at_s <= law.max_age_s + law.hold_s
+        return held if is_held else replace(held, over=False), None
     limit_rps = max_rate_rps * (1 - law.over_rate_margin) if held.over else max_rate_rps
     return replace(held, over=rate_rps > limit_rps), rate_rps
 
@@ -296,7 +307,7 @@ def _goals(
             share = percent(shares[spec.name], 1)
             text = f"{name}: {judgement.reason}, CPU {share} of the host{helped.get(vm.application or '', '')}"
             if not law.published and not judgement.held.over:
-                goal, off[spec.name] = _steady(vm, goal, law, before)
+                goal, off[spec.name] = _steady(vm, goal, law, scale, before)
             goals.append(WeightGoal(spec.name, goal, text))
     return goals, off
 
@@ -361,15 +372,15 @@ def _kept_goal(name: str, vm: VmView, judgement: JudgedApp, scale: WeightScale) 
     return WeightGoal(vm.name, weight, f"{name}: {judgement.reason}")
 
 
-def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
+def _steady(vm: VmView, wanted: int, law: Law, scale: WeightScale, before: Kept) -> tuple[int, int]:
     """The weight to have now on the way to ``wanted``, and for how many intervals it has been outside the dead band.
 
     A small difference must last three intervals, because percentiles are off by chance now and then; twice the dead
-    band is acted on at once.
+    band is acted on at once. One that is below the least of critical VMs, as that of a batch VM, begins there.
     """
-    current = vm.weight
-    if current is None:
+    if vm.weight is None:
         return wanted, 0
+    current = max(vm.weight, scale.critical_min)
     if within(current, wanted, law.dead_band):
         return current, 0
     side = 1 if wanted > current else -1

@@ -141,7 +141,7 @@ def _guarded(kept: HeraclesMemory, slack: float) -> HeraclesMemory:
     if slack >= GROWTH_SLACK:
         return kept
     kept = replace(kept, growth=False)
-    if slack >= SMALL_SLACK or kept.cores <= LEFT_CORES:
+    if slack >= SMALL_SLACK or kept.cores <= LEFT_CORES or not kept.on:  # off they have none to keep
         return kept
     return replace(kept, cores=LEFT_CORES, reason=f"keeps {LEFT_CORES} pCPUs: slack {percent(slack)}")
 

@@ -158,8 +158,15 @@ class Parties:
             if (sla := view.application.sla) is not None and view.application.name in pool.sharers
         }
         new = any(now.number != _number(kept, application) for application, now in samplings.items())
-        kept = step(replace(kept, samplings=samplings), _moment(snapshot, samplings), new=new)
+        kept = step(replace(_counted(kept, samplings), samplings=samplings), _moment(snapshot, samplings), new=new)
         return _decision(self.name, snapshot, kept)
+
+
+def _counted(kept: PartiesMemory, samplings: Mapping[str, Sampling]) -> PartiesMemory:
+    """Without what counts by samples of applications that have none any more: those of a new SLA begin at 0."""
+    holds = {name: until for name, until in kept.holds.items() if name in samplings}
+    judged = kept.watch if kept.watch and kept.watch.application in samplings else None
+    return replace(kept, holds=holds, watch=judged)
 
 
 def pool_of(snapshot: Snapshot) -> UnitPool:

@@ -7,6 +7,7 @@ it reach the floor, until it has caught up. Quotas that a policy gives batch VMs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -64,7 +65,7 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
         f"{name}: batch VMs got {percent(share, 1)} of the host, less than their floor of {percent(law.batch_floor, 1)}"
     )
     if raised:
-        weights = _raised(decision.weights, snapshot, driven, len(batch), below)
+        weights = _raised(decision.weights, snapshot, driven, batch, below)
         decision = replace(decision, weights=weights, idle=_awake(decision.idle, driven, below))
     if snapshot.host.batch_idle:
         decided = {goal.vm for goal in decision.idle}
@@ -129,16 +130,21 @@ def _level(ranges: Sequence[tuple[float, float]], needed: float) -> float:
 
 
 def _raised(
-    goals: Sequence[WeightGoal], snapshot: Snapshot, driven: Sequence[VmView], vms: int, why: str
+    goals: Sequence[WeightGoal], snapshot: Snapshot, driven: Sequence[VmView], batch: Sequence[VmView], why: str
 ) -> tuple[WeightGoal, ...]:
-    """The goals with weights for the batch VMs that give them their floor beside those of the critical VMs."""
+    """The goals with weights for the batch VMs that give them their floor beside those of the critical VMs.
+
+    What those with a registered weight are short of, the ``driven`` ones have besides.
+    """
     scale = snapshot.capabilities.weights
     if scale is None:
         return tuple(goals)
     wanted = {goal.vm: goal for goal in goals}
     others = sum(wanted[vm.name].weight if vm.name in wanted else vm.weight or 0 for vm in snapshot.vms if vm.critical)
     share = min(snapshot.host.law.batch_floor * FLOOR_MARGIN, LARGEST_SHARE)
-    weight = scale.clamp(floor_weight(others, share, vms))
+    each = floor_weight(others, share, len(batch))
+    short = sum(max(each - scale.clamp(vm.spec.weight), 0) for vm in batch if vm.spec.weight is not None)
+    weight = scale.clamp(each + math.ceil(short / max(len(driven), 1)))
     for vm in driven:
         from_policy = wanted.get(vm.name)
         if from_policy is None or from_policy.weight < weight:

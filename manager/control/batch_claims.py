@@ -40,7 +40,7 @@ def divide_by_claims(
     critical = sum(
         goals[view.name].weight if view.name in goals else view.weight or 0 for view in snapshot.vms if view.critical
     )
-    weights = [goals[view.name].weight for view in views]
+    weights = [scale.clamp(goals[view.name].weight) for view in views]
     total = total_weight(weights, scale.minimum, critical, snapshot.host.law.batch_floor)
     budget_pcpus = math.fsum(vms[view.name].got_pcpus for view in views if view.name in vms)
     now = steady(before, claims, total, scale.minimum, budget_pcpus, snapshot.host.law.dead_band)

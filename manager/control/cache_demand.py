@@ -48,7 +48,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class JudgedWays:
-    """What is known of an ``auto``, as of the window that ended at ``window_s`` (seconds since the epoch)."""
+    """What is known of an ``auto``, as of the window that ended at ``window_s`` (``Snapshot.steady_s``)."""
 
     memory: WaysMemory
     window_s: float = 0.0
@@ -169,7 +169,7 @@ def judge(
         rest = min(_ways(plan.groups[DEFAULT].values, cache, domain) for domain in claim.domains)
         room = max(rest - cache.minimum - demand.default_ways, 0)
         earlier = judged.get(claim.app) or JudgedWays(WaysMemory(ways, changed_s=snapshot.steady_s))
-        end_s = view.window.end_s if view.window else earlier.window_s
+        end_s = view.window.end_s - snapshot.ahead_s if view.window else earlier.window_s
         percentile_ms = _time_ms(view)
         if percentile_ms is not None and end_s <= earlier.window_s:
             after[claim.app] = earlier
@@ -196,7 +196,10 @@ def limited(offered: Resctrl, closids: int | None) -> Resctrl:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What is known of those held back, as of the window that ended at ``window_s``; ``why`` that changed last."""
+    """What is known of those held back, as of the window that ended at ``window_s`` (``Snapshot.steady_s``).
+
+    ``why`` that changed last.
+    """
 
     memory: BandwidthMemory = field(default_factory=BandwidthMemory)
     why: str = ""
@@ -260,7 +263,7 @@ def judge_held(
 
 def _compared(snapshot: Snapshot, placed: Mapping[str, Placed]) -> Iterator[tuple[float, str, float, tuple[int, ...]]]:
     """Of each critical application that is controlled here and has response times to believe: how they compare to its
-    SLA, its name, the end of its window, and the domains where it runs.
+    SLA, its name, the end of its window (``Snapshot.steady_s``), and the domains where it runs.
     """
     for view in snapshot.applications:
         percentile_ms = _time_ms(view)
@@ -271,7 +274,7 @@ def _compared(snapshot: Snapshot, placed: Mapping[str, Placed]) -> Iterator[tupl
         ]
         if view.application.sla and view.window and homes and percentile_ms is not None:
             ratio, domains = percentile_ms / view.application.sla.response_time_ms, frozenset[int]().union(*homes)
-            yield ratio, view.application.name, view.window.end_s, tuple(sorted(domains))
+            yield ratio, view.application.name, view.window.end_s - snapshot.ahead_s, tuple(sorted(domains))
 
 
 def _time_ms(view: ApplicationView) -> float | None:

@@ -205,7 +205,8 @@ def _next(now: HeldCeiling | None, seen: _Round, calm_ms: float | None) -> HeldC
     fitting = calm_ms is None or latency_ms < BETTER * calm_ms
     if now.rounds and slow:
         less_per_s = max(LESS * now.each_per_s, LEAST_CEILING_PER_S)
-        return HeldCeiling(less_per_s, f"{told}: less for batch VMs") if less_per_s < now.each_per_s else now
+        least = replace(now, rounds=now.rounds + 1, quiet=0)
+        return HeldCeiling(less_per_s, f"{told}: less for batch VMs") if less_per_s < now.each_per_s else least
     if now.rounds and fitting and max(seen.batch.values(), default=0.0) >= FULL_PART * now.each_per_s:
         return HeldCeiling(MORE * now.each_per_s, f"{told}: more for batch VMs")
     return replace(now, rounds=now.rounds + 1, quiet=0)

@@ -12,7 +12,7 @@ from manager.model.limits import AgentLimits
 def limit_decision(decision: Decision, limits: AgentLimits) -> tuple[Decision, tuple[str, ...]]:
     """The decision without what the agent's settings do not allow, and what was taken from it. Pure.
 
-    Weights and the idle class are refused where they would be written (``AgentLimits.refusal``).
+    But for weights and the idle class, see ``limit_groups``.
     """
     reasons: list[str] = []
     pins = decision.cpus or decision.pinning
@@ -24,6 +24,19 @@ def limit_decision(decision: Decision, limits: AgentLimits) -> tuple[Decision, t
         decision = replace(decision, quotas=())
     if any(goal.pcpus < limits.min_pcpus for goal in decision.quotas):
         decision = replace(decision, quotas=tuple(_at_least(goal, limits.min_pcpus) for goal in decision.quotas))
+    return decision, tuple(reasons)
+
+
+def limit_groups(decision: Decision, limits: AgentLimits) -> tuple[Decision, tuple[str, ...]]:
+    """The same of weights and the idle class, once all is known that VMs are to have of them, by whomever. Pure."""
+    reasons: list[str] = []
+    if decision.weights and Control.WEIGHT not in limits.allowed:
+        reasons.append(f"weights: {limits.how_to_allow(Control.WEIGHT)}")
+        decision = replace(decision, weights=())
+    if decision.idle and Control.IDLE not in limits.allowed:
+        if any(goal.idle for goal in decision.idle):
+            reasons.append(f"the idle class: {limits.how_to_allow(Control.IDLE)}")
+        decision = replace(decision, idle=())
     return decision, tuple(reasons)
 
 

@@ -13,7 +13,7 @@ from manager.control.batch_membership import plan_batch_group
 from manager.control.ceiling_plan import CeilingState, plan_disk_ceilings
 from manager.control.deadline_weights import DividedThen
 from manager.control.disk_plan import DiskState, plan_disks
-from manager.control.limit_decision import limit_decision
+from manager.control.limit_decision import limit_decision, limit_groups
 from manager.control.memory_plan import MemoryGroups, MemoryState, plan_memory
 from manager.control.network_plan import NetworkState, UplinksSeen, plan_network
 from manager.control.placer import (
@@ -161,6 +161,7 @@ class Planner:
         self.cache = CacheDecided(decision.ways, decision.bandwidths, decision.on_trial)
         grouped = plan_batch_group(decision, snapshot, last=last)
         self._outside = grouped.note
+        allowed, denied = limit_groups(grouped.decision, self._limits)
         pinned = self._pinned_now(reading, specs, journal)
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()
         placing = _placing(snapshot, decision)
@@ -203,7 +204,7 @@ class Planner:
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
         self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder, decision.warps)
         wishes = Wishes(
-            grouped.decision,
+            allowed,
             placement,
             self._confine(placing, placement, pinned, taken, by_policy),
             steer_interrupts(snapshot, placement, taken, decided),
@@ -217,7 +218,7 @@ class Planner:
             plan_power(snapshot, placement, _power_seen(reading, journal)),
         )
         problems = (
-            *(Problem(ProblemKind.LIMITED, text) for text in limited),
+            *(Problem(ProblemKind.LIMITED, text) for text in (*limited, *denied)),
             *(Problem(ProblemKind.PLACEMENT, text) for text in elsewhere),
             *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
             *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP
-from manager.loop.observer import LoopSettings
+from manager.loop.observer import Clock, LoopSettings
 from manager.loop.status import tick_status
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.cache import DEFAULT, BandwidthResource, BandwidthUnit, Slot
@@ -29,7 +29,15 @@ SLOT_S = 5.0
 
 
 class HoldRig(CacheRig):
-    """A shop with an SLA of 100 ms beside two batch VMs, one of which goes through memory."""
+    """A shop with an SLA of 100 ms beside two batch VMs, one of which goes through memory.
+
+    ``ahead_s``: how far the wall clock was set ahead.
+    """
+
+    ahead_s = 0.0
+
+    def clock(self) -> Clock:
+        return Clock(self.now_s + self.ahead_s, self.now_s)
 
     def limit(self) -> int:
         """What the greedy VM's group is held to in domain 0, in percent."""
@@ -42,7 +50,8 @@ class HoldRig(CacheRig):
             self.host.use(name, int(gbps * GB * SLOT_S))
         self.now_s += SLOT_S
         histogram = Histogram.of([took * 1000] * 50)
-        window = Window("shop", self.now_s - SLOT_S, self.now_s, histogram, 10.0)
+        end_s = self.now_s + self.ahead_s
+        window = Window("shop", end_s - SLOT_S, end_s, histogram, 10.0)
         return self.loop.tick(self.assignment, {"shop": (window,)})
 
     def slots(self, count: int, percentile_ms: Callable[[int], float]) -> list[TickResult]:
@@ -267,6 +276,25 @@ def test_a_window_counts_once(rig: HoldRig) -> None:
         rig.host.use("hog", 10 * GB)
         rig.loop.tick(rig.assignment, {"shop": (window,)})
     assert HELD_GROUP not in rig.host.resctrl.groups
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_judging_goes_on_when_the_clock_is_set(rig: HoldRig, ahead_s: float) -> None:
+    rig.serve("shop", "auto", "web", sla=Sla(100.0))
+    rig.slots(20, better_when_held)
+    rig.ahead_s = ahead_s
+    keeper = rig.loop._cache
+    held, ways = keeper._held.window_s, keeper._judged["shop"].window_s
+    rig.slots(2, better_when_held)
+    assert (keeper._held.window_s, keeper._judged["shop"].window_s) == (held + 2 * SLOT_S, ways + 2 * SLOT_S)
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_with_slack_it_is_let_go_of_also_when_the_clock_was_set(rig: HoldRig, ahead_s: float) -> None:
+    rig.slots(120, better_when_held)
+    rig.ahead_s = ahead_s
+    rig.slots(200, lambda _limit: 10.0)
+    assert rig.host.group_of("hog") == BATCH_GROUP
 
 
 def test_while_a_trial_of_holding_back_runs_no_way_is_tried(rig: HoldRig) -> None:

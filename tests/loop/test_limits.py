@@ -136,6 +136,33 @@ def test_lowering_the_most_puts_back_what_was_changed(rig: Rig) -> None:
     assert OutcomeKind.RESTORED in kinds
 
 
+@pytest.mark.parametrize(
+    ("control", "knob", "vm", "told"),
+    [
+        (Control.WEIGHT, Knob.WEIGHT, "web", "weights: deny has weight"),
+        (Control.IDLE, Knob.IDLE, "hog", "the idle class: deny has idle"),
+    ],
+)
+def test_denying_what_is_in_force_puts_it_back_and_is_told(
+    rig: Rig, control: Control, knob: Knob, vm: str, told: str
+) -> None:
+    """As after a crash, with other settings; and nothing is tried, and fails, in each tick from then on."""
+    rig.host.needs_batch_group = True  # so that a lone batch VM is idle
+    rig.host.boot("web")
+    rig.host.boot("hog")
+    rig.register("web")
+    rig.register("hog", "batch")
+    before = rig.value(vm, knob)
+    rig.tick()
+    assert rig.value(vm, knob) != before
+    rig.crash()
+    rig.loop._observer.limits = rig.loop._planner._limits = replace(EVERYTHING, allowed=EVERYTHING.allowed - {control})
+    first, second = rig.tick(), rig.tick()
+    assert rig.value(vm, knob) == before
+    assert [one.message for one in first.events if one.kind == "limited"] == [told]
+    assert not second.outcomes
+
+
 class _NoHost:
     def write(self, *_: object) -> KnobValue:
         raise AssertionError("it was written")

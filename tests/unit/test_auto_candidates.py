@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.hold_experiment import HoldFinding
+from manager.control.hold_experiment import HoldFinding, begun
 from manager.control.resolve import validate
 from manager.model.decision import Decision, Snapshot, VmView
-from manager.model.registration import LEAST_LIMIT_PCPUS, HostSpec, Mode, VmClass
+from manager.model.registration import LEAST_LIMIT_PCPUS, HostSpec, Mode, Sla, VmClass
 from manager.model.warp import Mechanism, Offer, WarpUse
+from policies.auto import POLICY as AUTO
 from policies.auto_candidates import candidates
+from policies.auto_experiment import Experiments
+from policies.auto_memory import AutoMemory
 from policies.auto_model import AppModel, VmUse
 from policies.auto_step_goals import step_goals
 from policies.auto_steps import (
@@ -202,6 +205,72 @@ def test_what_is_decided_is_valid() -> None:
     goals = step_goals(steps(QUOTA, WAYS, IDLE, LIMIT), snapshot)
     decision = Decision((), None, (), goals.idle, (), goals.quotas, goals.ways, None, (), goals.bandwidths, True)
     assert validate(decision, snapshot) is None
+
+
+def decided(ladder: StepsMemory, experiments: Experiments, *vms: VmView) -> tuple[Decision, Snapshot]:
+    """What `auto` decides with these steps in force, and these findings."""
+    snapshot = seen(shop(), *vms, memory_limits=True)
+    memory = AutoMemory(ladder=replace(ladder, known_s={"shop": NOW_S}), experiments=experiments)
+    return AUTO.decide(snapshot, memory), snapshot
+
+
+def test_who_becomes_critical_is_not_held_back_any_more() -> None:
+    """Else it would keep the quota; and a goal for its bandwidth is refused, so that nothing would be decided."""
+    hog = batch("hog", 0.6)
+    running = Experiments(running=begun("shop", ["hog", "meek"], NOW_S - 1), quotas={"hog": 0.1, "meek": 0.1})
+    for vm_class, limited in ((VmClass.BATCH, True), (VmClass.CRITICAL, False)):
+        now = replace(hog, spec=replace(hog.spec, vm_class=vm_class))
+        decision, snapshot = decided(steps(QUOTA, LIMIT), Experiments(), now)
+        assert validate(decision, snapshot) is None
+        assert bool(decision.quotas) is bool(decision.bandwidths) is limited
+        memory = decided(StepsMemory(), running, now, batch("meek", 0.1))[0].memory
+        assert isinstance(memory, AutoMemory)
+        assert (memory.experiments.running is not None) is limited
+
+
+@pytest.mark.parametrize(("cache", "ways"), [(None, 5), ("40%", None), ("auto", None)])
+def test_a_cache_that_is_registered_counts_before_ways_of_a_step(cache: str | None, ways: int | None) -> None:
+    snapshot = seen(shop(), batch("hog", 0.6), cache_ways=20)
+    [application_] = snapshot.applications
+    registered = replace(application_, application=replace(application_.application, cache=cache))
+    memory = AutoMemory(ladder=replace(steps(WAYS), known_s={"shop": NOW_S}))
+    decision = AUTO.decide(replace(snapshot, applications=(registered,)), memory)
+    assert [goal.ways for goal in decision.ways] == ([] if ways is None else [ways])
+
+
+@pytest.mark.parametrize("sla", [Sla(400.0), Sla(60.0), Sla(100.0, 50.0)])
+def test_response_times_are_not_compared_with_those_under_another_sla(sla: Sla) -> None:
+    """They are parts of targets: a step that changes nothing would be kept for a looser one, or blamed for harm."""
+    hold = StepCandidate(QUOTA, 0.3, 0.1, 0.0, "hog is noisy")
+    before = {"shop": (math.log(1.5),) * 8}
+    trial = StepTrial(hold, NOW_S - 60, before, {"shop": (36.0,) * 8})
+    ladder = StepsMemory(trial=trial, changed_s=NOW_S - 60, known_s={"shop": NOW_S}, began_s=0.0)
+    memory = AutoMemory(ladder=ladder, courses={"shop": 0.4})
+    for tick in range(8):
+        at_s = NOW_S + 5 * tick
+        shop_now = application("shop", [150] * 18, 100.0, at_s)
+        if tick:
+            shop_now = replace(shop_now, application=replace(shop_now.application, sla=sla))
+        held = batch("hog", 0.6), replace(shop(), vcpu_pcpus=(0.4,), vcpu_waits=(0.4,), run_delay_share=0.4)
+        now = replace(moment(at_s, shop_now, vms=held), capabilities=capabilities())
+        after = AUTO.decide(now, memory).memory
+        assert isinstance(after, AutoMemory)
+        memory = after
+        if tick:
+            assert memory.courses["shop"] == pytest.approx(math.log(150 / sla.response_time_ms), abs=0.05)
+    assert not memory.ladder.in_force and not memory.ladder.taken_back
+    assert not memory.ladder.brought and not memory.ladder.worse_s
+
+
+def test_who_is_gone_is_no_cause_any_more() -> None:
+    """A decision that names it is refused, and nothing would be decided for as long as the finding counts."""
+    findings = Experiments(findings={"shop": HoldFinding("shop", "hog", 0.9, 0.992, NOW_S - 5)})
+    decision, snapshot = decided(StepsMemory(), findings, batch("hog", 0.6))
+    assert validate(decision, snapshot) is None
+    assert [each.cause and each.cause.vm for each in decision.explanations] == ["hog"]
+    decision, snapshot = decided(StepsMemory(), findings, batch("meek", 0.6))
+    assert validate(decision, snapshot) is None
+    assert [each.cause for each in decision.explanations] == [None]
 
 
 def told(memory: StepsMemory, application: str = "shop", *, acts: bool = True) -> str:

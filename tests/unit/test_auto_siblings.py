@@ -54,6 +54,14 @@ def in_force(application: str = "shop") -> StepInForce:
     return StepInForce(StepCandidate(step, 0.3, 0.1, 0.0, "hog is noisy"), NOW_S, 0.3, NOW_S)
 
 
+@pytest.mark.parametrize("rule", BatchPlacement)
+def test_a_rule_for_batch_vms_that_is_set_meanwhile_counts_before_the_step(rule: BatchPlacement) -> None:
+    """Else it would bring them back onto the pCPUs of critical VMs behind a fence."""
+    memory = AutoMemory(ladder=StepsMemory((in_force(),), known_s={"shop": NOW_S}))
+    decision = AUTO.decide(seen(shop(0, 1), hog(), batch=rule), memory)
+    assert [goal.vm for goal in decision.cpus] == (["hog"] if rule is BatchPlacement.FLOAT else [])
+
+
 @pytest.mark.parametrize(
     ("vms", "siblings"),
     [

@@ -74,13 +74,14 @@ class Climb:
     now_s: float = 1000.0
     changes: list[float] = field(default_factory=list)
     there: frozenset[str] = frozenset({"shop", "mail", "hog"})
+    critical: frozenset[str] = frozenset({"shop", "mail"})
 
     def tick(self, **fields: object) -> StepsMemory:
         values = self.miss(self.now_s, self.memory)
         at_risk = {name: value for name, value in values.items() if value > AT_RISK}
         in_force = {(each.step.knob, each.step.amount) for each in self.memory.in_force}
         open_ = tuple(each for each in self.candidates if (each.step.knob, each.step.amount) not in in_force)
-        moment = StepsMoment(self.now_s, values, {}, at_risk, open_, self.there)
+        moment = StepsMoment(self.now_s, values, {}, at_risk, open_, self.there, self.there - self.critical)
         before = self.memory
         self.memory = next_steps(before, replace(moment, **fields))  # type: ignore[arg-type]
         if self.memory.steps != before.steps:
@@ -243,6 +244,9 @@ def test_steps_go_with_the_vm_or_the_application_that_they_are_about() -> None:
     gone = replace(climb, there=frozenset({"shop", "mail"}), candidates=())
     gone.tick()
     assert gone.memory.steps == ()
+    serves = replace(climb, critical=climb.critical | {"hog"}, candidates=())
+    serves.tick()
+    assert serves.memory.steps == (), "who was held back is critical now"
     silent = replace(climb, miss=lambda *_: {"mail": -1.0}, candidates=())
     silent.run(100)
     assert silent.memory.steps == (QUOTA.step,)

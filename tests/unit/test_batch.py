@@ -89,6 +89,16 @@ def test_a_registered_weight_stays() -> None:
     assert found.idle == ()
 
 
+@pytest.mark.parametrize("others", [1, 9])
+def test_the_floor_holds_also_beside_batch_vms_whose_registered_weight_is_small(others: int) -> None:
+    registered = [batch(f"d{number}", 0.0, own_weight=2) for number in range(others)]
+    seen = moment(batch("c", 0.0), *registered, view("web"))
+    names = [vm.name for vm in registered]
+    found = weights(guard_batch(decision(10_000, 2, "c", *names), seen, BatchMemory(0.0))[0])
+    assert [found[name] for name in names] == [2] * others
+    assert (sum(found.values()) - 10_000) / sum(found.values()) >= 0.05
+
+
 def test_the_idle_class_is_left_below_the_floor_and_entered_again() -> None:
     found = follow([0.2, 0.0, 0.0, 0.0, 0.0, 0.2, 0.2, 0.2, 0.2], batch_idle=True)
     idle = [one.idle[0].idle for one in found]

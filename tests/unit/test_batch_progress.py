@@ -21,7 +21,7 @@ from manager.control.deadline_weights import DividedThen
 from manager.control.job_promise import objection
 from manager.control.resolve import validate
 from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
-from manager.model.host import CPU_WEIGHT_V2, VmInstance
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance
 from manager.model.job import AloneBy, BatchJob, BatchVm, JobState
 from manager.model.law import Law
 from manager.model.records import Severity
@@ -254,6 +254,18 @@ def divide(
 def test_without_jobs_the_decision_stays() -> None:
     weights, _ = divide(batch("a"), batch("b"), a=fares("a"), b=fares("b"))
     assert weights == {"a": 100, "b": 100, "web": 10_000}
+
+
+@pytest.mark.parametrize("weight", [1, 1_000_000])
+def test_weights_beyond_what_the_kernel_takes_are_divided_as_those_that_it_will_be_given(weight: int) -> None:
+    """A policy of a third party may decide them, and they are clamped only afterwards."""
+    host = HostSpec("h1", law=Law(batch_floor=0.0))
+    vms = batch("a", due(100, 150)), batch("b")
+    moment = Snapshot(1000.0, 5.0, host, capabilities(CPU_SHARES_V1), (view("web"), *vms))
+    goals = (WeightGoal("a", weight, ""), WeightGoal("b", weight, ""), WeightGoal("web", 10_000, ""))
+    how = {"a": fares("a", state=JobState.AT_RISK, needed_pcpus=1.5), "b": fares("b")}
+    found, _ = divide_by_claims(Decision(goals), moment, how, DividedThen())
+    assert sum(goal.weight for goal in found.weights if goal.vm != "web") == 2 * CPU_SHARES_V1.clamp(weight)
 
 
 def test_the_job_goes_first_and_critical_vms_keep_their_weight() -> None:

@@ -139,6 +139,15 @@ def test_ceilings_go_once_no_critical_vm_has_used_the_disk_for_a_minute() -> Non
     assert not host.round(ResourceUse(cpu_pressure=0.5)).goals
 
 
+def test_the_minute_without_a_critical_vm_begins_anew_each_time_that_one_uses_the_disk() -> None:
+    host = Host(WEB, HOG)
+    host.round(use_of(30.0, web=100.0, hog=100.0))
+    for number in range(QUIET_ROUNDS - 1):
+        host.round(use_of(2.0 + number / 1000, web=0.0, hog=30.0))
+    assert host.round(use_of(30.0, web=100.0, hog=60.0)).goals, "slow again, at the least ceiling"
+    assert host.round(use_of(2.0, web=0.0, hog=30.0)).goals
+
+
 def test_between_two_rounds_goals_stay_as_they_are() -> None:
     host = Host(WEB, HOG)
     assert host.round(SLOW) == host.round(SLOW) == host.round(SLOW)

@@ -349,6 +349,59 @@ def test_the_agreed_rate_is_judged_over_a_time_and_with_hysteresis() -> None:
     assert of(decisions, "a")[4] == 262_144
 
 
+@pytest.mark.parametrize("over_rate_s", [0.0, 1.0, 4.0])
+def test_the_agreed_rate_is_judged_by_whole_slots_however_short_that_time_is(over_rate_s: float) -> None:
+    """Also a while after a slot has ended, as where a tick comes late, or answers of another host."""
+    law = Law(over_rate_s=over_rate_s)
+    decisions = follow(ISOLATION, [replace(step, now_s=step.now_s + 4.5) for step in rates(20, 41, 20, law=law)])
+    assert [bool(decision.notes) for decision in decisions] == [False, True, False]
+
+
+@pytest.mark.parametrize("law", [Law(max_age_s=10, hold_s=10), replace(PUBLISHED, max_age_s=10, hold_s=10)])
+def test_who_was_above_its_agreed_rate_does_not_pay_for_ever_once_nothing_is_known_of_it(law: Law) -> None:
+    first, second, *later = rates(*[41] * 9, law=law)
+    silent = [replace(step, applications=(step.applications[0], second.applications[1])) for step in later]
+    found = of(follow(ISOLATION, [first, second, *silent]), "b")
+    assert found[1] <= 1_025
+    assert found[-1] == 10_000, "as under priority"
+
+
+@pytest.mark.parametrize("change", [{"max_rate_rps": None}, {"sharing": Sharing.FAIR}])
+def test_who_has_no_agreed_rate_any_more_is_not_above_it_and_goes_in_steps(change: dict[str, object]) -> None:
+    before, after = rates(41, 41)
+    [one, two] = after.applications
+    spec = two.application
+    assert spec.sla is not None
+    if "sharing" in change:
+        spec = replace(spec, sharing=Sharing.FAIR)
+    else:
+        spec = replace(spec, sla=replace(spec.sla, max_rate_rps=None))
+    changed = replace(after, applications=(one, replace(two, application=spec)))
+    assert of(follow(ISOLATION, [before, changed]), "b") == [1_024, 2_048]
+
+
+@pytest.mark.parametrize(("scale", "least"), [(CPU_SHARES_V1, 1024), (CPU_WEIGHT_V2, 100)])
+@pytest.mark.parametrize("max_step", [1.01, 1.5, 2.0])
+def test_a_batch_vm_that_becomes_critical_has_the_least_weight_of_these_at_once(
+    scale: WeightScale, least: int, max_step: float
+) -> None:
+    """With its weight of before, 1, as the beginning, no step below 2 would ever change it."""
+    law = Law(max_step=max_step)
+    alone = [
+        moment(
+            [critical("a", "one", 0.2, weight=scale.batch)],
+            [application("one", [600] * 10, 500, end_s=1000.0 + 5 * place)],
+            law,
+            scale,
+            1000.0 + 5 * place,
+        )
+        for place in range(3)
+    ]
+    found = of(follow(FAIR, alone), "a")
+    assert found[0] == int(least * max_step)
+    assert found[2] > found[1] > found[0]
+
+
 @pytest.mark.parametrize("policy", [FAIR, ISOLATION])
 def test_weights_of_their_own_and_vms_without_an_sla(policy) -> None:
     vms = [

@@ -76,6 +76,13 @@ def test_after_a_violation_batch_vms_stay_off_for_five_minutes(controller) -> No
 
 
 @pytest.mark.parametrize("controller", [top, top_as_printed])
+def test_batch_vms_that_are_off_are_not_said_to_keep_pcpus(controller) -> None:
+    off = controller(ON, Load(-0.2, 0.5), 100.0)
+    later = controller(off, Load(0.04, 0.82), 115.0)
+    assert (later.on, later.reason) == (False, off.reason)
+
+
+@pytest.mark.parametrize("controller", [top, top_as_printed])
 def test_after_a_high_load_they_are_on_as_soon_as_it_is_low(controller) -> None:
     off = controller(ON, Load(0.5, 0.9), 100.0)
     assert controller(off, Load(0.5, 0.79), 115.0).on

@@ -272,6 +272,21 @@ def where(decision: Decision) -> dict[str, frozenset[int]]:
     return {goal.vm: goal.cpus for goal in decision.cpus}
 
 
+def test_what_counts_by_samples_ends_with_the_sla_whose_samples_they_were() -> None:
+    """Those of its next SLA are counted from 0."""
+    seen = moment({"a": 50.0, "b": 90.0})
+    kept = POLICY.decide(seen, None).memory
+    assert isinstance(kept, PartiesMemory)
+    held = replace(kept, holds={"a": 5_000, "b": 5_000})
+    without = tuple(
+        replace(each, application=replace(each.application, sla=None)) if each.application.name == "a" else each
+        for each in seen.applications
+    )
+    later = POLICY.decide(replace(seen, applications=without), held).memory
+    assert isinstance(later, PartiesMemory)
+    assert later.holds == {"b": 5_000}
+
+
 def test_it_begins_with_an_even_split() -> None:
     decision = POLICY.decide(moment({"a": 80.0, "b": 80.0}, pcpus=6), None)
     assert where(decision) == {"a-web": {0, 1}, "b-web": {2, 3}, "z-batch-0": {4, 5}}
