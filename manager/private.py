@@ -87,10 +87,15 @@ def open_new(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
 
 
-def make_file(path: Path) -> None:
-    """Create an empty file, unless there is one: SQLite gives its log the same mode."""
-    with suppress(FileExistsError):
-        open_new(path).close()
+def make_file(path: Path, *, of_folder: bool = False) -> None:
+    """Create an empty file, unless there is one: SQLite gives its log the same mode.
+
+    ``of_folder``: root makes it for the owner of the folder, who could not open it otherwise.
+    """
+    with suppress(FileExistsError), open_new(path) as file:
+        if of_folder and os.geteuid() == 0:
+            owner = path.parent.stat()
+            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
 
 
 def replace_file(path: Path, content: bytes) -> None:

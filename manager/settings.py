@@ -5,6 +5,7 @@ Later sources win: the default, the TOML file, the environment (``EQUIPOISE_<NAM
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 import tomllib
@@ -209,6 +210,11 @@ class Settings:
         return parse_folders(self.text("log_dirs"))
 
     @property
+    def trusted_proxy(self) -> str:
+        """The address of the proxy, written as those of peers are; empty: none."""
+        return parse_address(self.text("trusted_proxy"))
+
+    @property
     def state_dir(self) -> Path:
         """The state directory as a path."""
         return Path(self.text("state_dir"))
@@ -216,7 +222,8 @@ class Settings:
     @property
     def database_url(self) -> str:
         """The manager's database, with the default filled in."""
-        return self.text("database_url") or f"sqlite:///{self.state_dir.resolve()}/{DATABASE_FILE}"
+        file = f"{self.state_dir.resolve()}/{DATABASE_FILE}".replace("%", "%25").replace("?", "%3F")
+        return self.text("database_url") or f"sqlite:///{file}"
 
 
 def parse_folders(text: str) -> tuple[str, ...]:
@@ -226,6 +233,14 @@ def parse_folders(text: str) -> tuple[str, ...]:
         if not folder.startswith("/") or {"..", "\0"} & {*folder.split("/"), *folder} or not folder.strip("/"):
             raise ValueError(f"{folder!r} is no absolute folder below /, without ..")
     return folders
+
+
+def parse_address(text: str) -> str:
+    """An IP address in its usual form, empty for none. Raises ValueError."""
+    if not text:
+        return ""
+    parsed = ipaddress.ip_address(text)
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 def _check_host_name(text: str) -> None:
@@ -240,6 +255,7 @@ def _check_host_name(text: str) -> None:
 _READ: Mapping[str, Callable[[str], object]] = {
     "host_name": _check_host_name,
     "managed_cpus": parse_cpus,
+    "trusted_proxy": parse_address,
     "log_dirs": parse_folders,
     "probe_networks": parse_reach,
     "allow": parse_allow,

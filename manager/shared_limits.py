@@ -35,7 +35,7 @@ class SharedLimits:
     def __init__(self, file: Path) -> None:
         """Map a file, which is made where it is missing. Raises OSError."""
         self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, _TABLE_BYTES)
+        os.posix_fallocate(self._file, 0, _TABLE_BYTES)  # else a full disk ends whoever writes to the table
         self._table = mmap.mmap(self._file, _TABLE_BYTES)
         self._lock = threading.Lock()  # locks of the file are those of a process, for all of its threads
 

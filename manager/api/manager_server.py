@@ -134,7 +134,7 @@ def make_server(
         settings.text("listen_host"),
         settings.whole("listen_port"),
         Lanes(limits.threads, limits.streams + _REFUSED_STREAMS, lane_of),
-        settings.text("trusted_proxy"),
+        settings.trusted_proxy,
         server_context(settings.text("tls_certificate"), settings.text("tls_key")),
         inherited=share.sockets if share else (),
         limits=limits.server,

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from manager.cli.options import (
 )
 from manager.cli.times import local_time
 from manager.errors import SettingsError
+from manager.private import make_file
 from manager.settings import Settings
 from manager.store.access_models import TokenRow, UserRow
 from manager.store.audit import LOCAL, Actor, audited, record
@@ -60,8 +61,12 @@ _DESCRIBED: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
 
 def open_store(settings: Settings, threads: int = 1) -> Database:
     """The manager's database. Raises EquipoiseError when its URL or folder cannot be used."""
-    make_state_dir(settings)
-    return open_database(settings.database_url, threads)
+    folder = make_state_dir(settings)
+    database = open_database(settings.database_url, threads)
+    if database.file is not None and database.file.parent == folder.resolve():
+        with suppress(OSError):  # for which SQLite has a better error
+            make_file(database.file, of_folder=True)
+    return database
 
 
 def upgrade_store(database: Database, revision: str = "head") -> None:

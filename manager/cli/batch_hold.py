@@ -59,7 +59,7 @@ def held(
     Raises ManagerUnavailable, and Failure if they could not be released.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", "manager.cli.batch_hold"],
+        [sys.executable, "-P", "-m", "manager.cli.batch_hold"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -66,7 +66,7 @@ def run_loads(specs: Sequence[LoadSpec], stop: threading.Event) -> list[MadeLoad
     with ExitStack() as stack:
         made = []
         for spec in specs:
-            command = [sys.executable, "-m", "manager.cli", "load", *arguments(spec), "--json"]
+            command = [sys.executable, "-P", "-m", "manager.cli", "load", *arguments(spec), "--json"]
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )

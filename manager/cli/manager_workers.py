@@ -257,6 +257,7 @@ def _spawn(settings: Settings, number: int, count: int, folder: Path, doors: Seq
     process = subprocess.Popen(
         [
             sys.executable,
+            "-P",  # nothing of the folder that it was started in
             "-m",
             "manager.cli.manager_worker",
             f"{number}",

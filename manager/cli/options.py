@@ -190,9 +190,10 @@ def claim_state_dir(settings: Settings) -> Path:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment that gives a child process the same settings."""
+    """The environment that gives a child process the same settings, which reads no file of them itself."""
     changed = {name: str(value) for name, value in settings.values.items() if settings.sources[name] != "default"}
-    return dict(os.environ) | {ENV_PREFIX + name.upper(): value for name, value in changed.items()}
+    given = {ENV_PREFIX + name.upper(): value for name, value in changed.items()}
+    return dict(os.environ) | given | {CONFIG_VARIABLE: os.devnull}
 
 
 def lock_path(settings: Settings) -> Path:

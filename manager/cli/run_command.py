@@ -85,13 +85,7 @@ def run(settings: Settings, simulate_policy: str) -> None:
     ensure_token_file(database, folder / AGENT_TOKEN_FILE, f"agent-{host}", Role.HOST, host)
     has_password = ensure_admin_user(database, folder / ADMIN_PASSWORD_FILE)
     database.close()
-    url = f"{settings.text('listen_host')}:{settings.whole('listen_port')}"
-    if not settings.text("tls_certificate"):
-        url = f"http://{url}"
-    elif settings.sources["manager_url"] == "default":
-        url = f"https://{url}"
-    else:  # the certificate may have another name than the address
-        url = settings.text("manager_url")
+    url = url_of_manager(settings)
     child = _environment(settings, url)
     notifier = Notifier()
     with stop_signal() as stop, nullcontext() if scenario else beside_vms(HostPaths(Path(settings.text("root_dir")))):
@@ -121,6 +115,16 @@ def run(settings: Settings, simulate_policy: str) -> None:
         raise EquipoiseError(f"unclean end: agent exit status {agent_status}, manager {manager_status}")
 
 
+def url_of_manager(settings: Settings) -> str:
+    """Where the manager that `equipoise run` starts is found."""
+    address, port = settings.text("listen_host"), settings.whole("listen_port")
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    if not settings.text("tls_certificate"):
+        return f"http://{place}"
+    # The certificate may have another name than the address.
+    return f"https://{place}" if settings.sources["manager_url"] == "default" else settings.text("manager_url")
+
+
 def _environment(settings: Settings, url: str) -> dict[str, str]:
     """Of the two processes, which systemd does not watch."""
     variables = environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
@@ -136,7 +140,7 @@ def _spawn(command: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
 
     # A group of its own: the terminal's Ctrl-C reaches this process only, which then stops them in order.
     return subprocess.Popen(
-        [sys.executable, "-m", "manager.cli", command],
+        [sys.executable, "-P", "-m", "manager.cli", command],
         env=variables,
         preexec_fn=ask_for_signal,  # noqa: PLW1509 - nothing else runs in this process yet
         process_group=0,

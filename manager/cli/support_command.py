@@ -129,7 +129,7 @@ def _settings(settings: Settings) -> str:
 
 
 def _doctor(settings: Settings) -> str:
-    return _output([sys.executable, "-m", "manager.cli", "doctor", "--gentle", "--json"], environment(settings))
+    return _output([sys.executable, "-P", "-m", "manager.cli", "doctor", "--gentle", "--json"], environment(settings))
 
 
 def _log(unit: str) -> str:

@@ -54,7 +54,7 @@ class Doctor:
     def look(self) -> tuple[Finding, ...]:
         """All findings. Raises HostError."""
         options = ["--gentle"] if self._tried else []
-        findings = self._run([sys.executable, "-m", "manager.cli", "doctor", "--json", *options])
+        findings = self._run([sys.executable, "-P", "-m", "manager.cli", "doctor", "--json", *options])
         if not self._tried:
             self._tried = {finding.id: finding for finding in findings if finding.id in _ONCE}
             if self._host is not None and (tried := self._tried.get(_BATCH_GROUP)):

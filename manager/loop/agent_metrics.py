@@ -18,6 +18,7 @@ from manager.loop.tick import TickResult
 from manager.model.host import Discovery
 from manager.model.job import JobState
 from manager.model.knobs import UNLIMITED, Knob
+from manager.model.records import OutcomeKind
 from manager.model.scheduling import is_real_time
 from manager.model.source import SourceState, SourceStatus
 from manager.model.warp import Mechanism
@@ -29,6 +30,9 @@ _COUNTS = ("accepted", "malformed", "refused", "late", "errors")
 
 _Sample = tuple[str, tuple[str, ...], float | None]
 """Name of a family without ``equipoise_``, values of its labels, and the value; None: there is none."""
+
+_ALERTED = OutcomeKind.IGNORED, OutcomeKind.FAILED, OutcomeKind.EXTERNAL
+"""What came of a change that alerts are about."""
 
 _PER_TICK = {
     "vm_cpu_weight": ("CPU weight in force", ["vm"]),
@@ -131,6 +135,8 @@ class AgentMetrics:
         for problem in result.problems:
             self.errors.labels(problem.kind).inc()
         for outcome in result.outcomes:
+            for alerted in _ALERTED:  # an alert sees no increase from nothing to 1
+                self.writes.labels(outcome.key.knob, alerted)
             self.writes.labels(outcome.key.knob, outcome.kind).inc()
         self.owned.set(owned_knobs)
         self.libvirt_up.set(connected)

@@ -34,10 +34,11 @@ class Pool:
         """Have a job done; its future has the result."""
         future: Future[Result] = Future()
         with self._lock:
-            self._unfinished += 1
-            if self._begun < min(self._threads, self._unfinished):
+            if self._begun < min(self._threads, self._unfinished + 1):
+                name = f"{self._name}-{self._begun + 1}"
+                threading.Thread(target=self._run, name=name, daemon=True).start()  # which fails where none may begin
                 self._begun += 1
-                threading.Thread(target=self._run, name=f"{self._name}-{self._begun}", daemon=True).start()
+            self._unfinished += 1
         self._jobs.put((future, work))
         return future
 

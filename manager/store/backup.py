@@ -240,9 +240,9 @@ def _run(url: URL | None, program: str, *arguments: str) -> str:
     """The output of a program of PostgreSQL's. Raises BackupError."""
     variables = dict(os.environ)
     if url is not None:
-        if url.password:
-            variables["PGPASSWORD"] = str(url.password)  # other users see arguments
-        plain = url.set(drivername="postgresql", password=None)
+        if password := url.query.get("password", url.password):
+            variables["PGPASSWORD"] = str(password)  # other users see arguments
+        plain = url.set(drivername="postgresql", password=None).difference_update_query(("password",))
         arguments = (f"--dbname={plain.render_as_string(hide_password=False)}", *arguments)
     try:
         done = subprocess.run([program, *arguments], env=variables, capture_output=True, text=True, check=False)

@@ -226,7 +226,7 @@ class Database:
         except (DataError, IntegrityError):
             raise  # our mistake, not the database's
         except (DBAPIError, PoolTimeout, CommandError) as error:
-            where = self.url.render_as_string(hide_password=True)
+            where = _shown(self.url)
             why = str(getattr(error, "orig", error)).strip()
             if self.file and is_broken(getattr(error, "orig", None)):
                 mark(self.file)
@@ -245,7 +245,7 @@ def open_database(url: str, pool_size: int = 8) -> Database:
         in_memory = backend == "sqlite" and parsed.database in {None, "", ":memory:"}
         if backend not in {"sqlite", "postgresql"} or in_memory:
             raise SettingsError(
-                f"database_url {parsed.render_as_string(hide_password=True)} is refused: "
+                f"database_url {_shown(parsed)} is refused: "
                 "use sqlite:///<file> or postgresql://<user>:<password>@<host>/<name>"
             )
         if parsed.drivername == "postgresql":
@@ -257,6 +257,11 @@ def open_database(url: str, pool_size: int = 8) -> Database:
         raise SettingsError("database_url is refused: its port is no number") from None
     except ModuleNotFoundError as error:
         raise SettingsError(f"database_url needs the Python package {error.name!r}: install it") from None
+
+
+def _shown(url: URL) -> str:
+    """A URL without its passwords, which may also be parameters of it."""
+    return url.difference_update_query(("password", "sslpassword")).render_as_string(hide_password=True)
 
 
 def is_known(revision: str) -> bool:

@@ -78,7 +78,7 @@ def test_the_manager_serves_what_its_settings_say(
     free = socket.create_server(("127.0.0.1", 0))
     port = free.getsockname()[1]
     free.close()
-    flags = {"listen_port": port, "state_dir": str(tmp_path)}
+    flags = {"listen_port": port, "state_dir": str(tmp_path), "trusted_proxy": "::ffff:127.0.0.1"}
     server = make_server(load_settings(None, {}, flags), migrated("sqlite"), {})
     server.start()
     try:
@@ -87,5 +87,7 @@ def test_the_manager_serves_what_its_settings_say(
             assert client.get("/api/v1/health").json()["status"] == "ok"
             assert client.get("/api/v1/vms").status_code == 401
             assert "server" not in client.get("/metrics").headers
+            by_proxy = client.get("/api/v1/health", headers={"X-Forwarded-Proto": "https"})
+            assert "strict-transport-security" in by_proxy.headers
     finally:
         server.close()

@@ -198,6 +198,26 @@ def test_without_the_programs_it_says_what_to_install(new_url, tmp_path: Path, m
     database.close()
 
 
+def test_other_users_do_not_see_the_password(
+    new_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the place for it in a URL, nor as a parameter: arguments of a process are public."""
+    url, said = new_url("postgresql"), tmp_path / "said"
+    open_database(url).upgrade()
+    program = tmp_path / "pg_dump"
+    program.write_text(f'#!/bin/sh\necho "$PGPASSWORD" >{said}; echo "$@" >>{said}; exit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    database = open_database(f"{url}&password=s3cret")
+    with pytest.raises(BackupError, match="pg_dump failed"):
+        back_up(database, tmp_path / "backup", quiet)
+    password, arguments = said.read_text().splitlines()
+    assert password == "s3cret"
+    assert "--dbname=postgresql://" in arguments
+    assert "s3cret" not in arguments
+    database.close()
+
+
 def test_the_commands(filled: Database, database_url: str, tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str, str]:
         result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path), "--database-url", database_url])

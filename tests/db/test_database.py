@@ -51,6 +51,7 @@ def test_a_reader_changes_nothing(database: Database) -> None:
     ("url", "reason"),
     [
         ("mysql://user:secret@host/db", "use sqlite:///<file> or postgresql://"),
+        ("mysql://host/db?user=u&password=secret", "use sqlite:///<file> or postgresql://"),
         ("sqlite://", "use sqlite:///<file>"),
         ("sqlite:///:memory:", "use sqlite:///<file>"),
         ("no url", "Could not parse"),
@@ -63,7 +64,14 @@ def test_a_database_of_another_kind_is_refused(url: str, reason: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("url", ["sqlite:////nowhere/x.db", "postgresql://user:secret@/db?host=/nowhere"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////nowhere/x.db",
+        "postgresql://user:secret@/db?host=/nowhere",
+        "postgresql://user@/db?host=/nowhere&password=secret&sslpassword=secret",
+    ],
+)
 def test_a_database_that_does_not_answer_is_named_without_its_password(url: str) -> None:
     database = open_database(url)
     with pytest.raises(DatabaseUnavailable, match="nowhere") as failure:

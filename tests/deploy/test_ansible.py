@@ -63,3 +63,40 @@ def test_the_settings_that_it_writes_are_taken(tmp_path: Path) -> None:
     file.write_text(environment.from_string(TEMPLATE.read_text()).render(settings=given))
     settings = load_settings(file, {}, {})
     assert {name: settings.values[name] for name in given} == given
+
+
+@with_ansible
+def test_an_installation_that_failed_is_tried_again(tmp_path: Path) -> None:
+    programs, package, inventory = tmp_path / "bin", tmp_path / "equipoise.deb", tmp_path / "inventory.ini"
+    programs.mkdir()
+    package.write_text("first")
+    inventory.write_text("localhost ansible_connection=local ansible_python_interpreter=/usr/bin/python3\n")
+    tasks, _, _ = (FOLDER / "roles/equipoise/tasks/main.yml").read_text().partition("- name: Settings")
+    (tmp_path / "tasks.yml").write_text(
+        tasks.replace("/var/cache", str(tmp_path)).replace("  notify: Restart equipoise\n", "")
+    )
+    (tmp_path / "site.yml").write_text(
+        "- hosts: localhost\n  gather_facts: false\n  tasks:\n    - include_tasks: tasks.yml\n"
+    )
+    apt, given = programs / "apt-get", f"equipoise_package={package} equipoise_role=agent"
+
+    def installed(status: int) -> list[str]:
+        """How a run installs it, where that ends with a status."""
+        apt.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\nexit {status}\n')
+        apt.chmod(0o755)
+        (tmp_path / "said").write_text("")
+        done = subprocess.run(
+            ["ansible-playbook", "--inventory", inventory, "--extra-vars", given, tmp_path / "site.yml"],
+            env=os.environ
+            | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path), "ANSIBLE_LOCAL_TEMP": str(tmp_path / "tmp")}
+            | {"PATH": f"{programs}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) is (status == 0), done.stdout + done.stderr
+        return (tmp_path / "said").read_text().splitlines()
+
+    failed, again, then = installed(100), installed(0), installed(0)
+    assert (len(failed), len(again), len(then)) == (1, 1, 0)
+    assert "--force-confold" in again[0], "dpkg would ask about the settings that the role has written"

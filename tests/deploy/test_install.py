@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,26 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert "gone" in parts["uninstall"].splitlines()
     assert {"manager.toml", "equipoise.toml", "token", "equipoise.db"} <= set(parts["uninstall"].split())
     assert {"no data", "no user"} <= set(parts["purge"].splitlines())
+
+
+def test_a_newer_wheel_takes_the_place_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = tmp_path / "libraries"  # without what says that Equipoise is installed
+    libraries.mkdir()
+    for one in Path(sysconfig.get_path("purelib")).iterdir():
+        if "equipoise" not in one.name:
+            (libraries / one.name).symlink_to(one)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(libraries))
+    installed = []
+    for version in ("0.0.1", "0.0.2"):
+        wheels = tmp_path / version
+        wheels.mkdir()
+        facts = f"equipoise-{version}.dist-info"
+        with zipfile.ZipFile(wheels / f"equipoise-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: equipoise\nVersion: {version}\n")
+            wheel.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(
+                f"{facts}/RECORD", "".join(f"{facts}/{name},,\n" for name in ("METADATA", "WHEEL", "RECORD"))
+            )
+        install("--root", tmp_path / "tree", "--wheels", wheels)
+        installed += [one.name for one in tmp_path.glob("tree/opt/equipoise/lib/*/site-packages/equipoise-*")]
+    assert installed == ["equipoise-0.0.1.dist-info", "equipoise-0.0.2.dist-info"]

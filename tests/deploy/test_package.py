@@ -103,3 +103,18 @@ def test_lintian_finds_nothing_that_is_not_explained(package: Path) -> None:
 def test_shellcheck_finds_nothing(script: str) -> None:
     done = subprocess.run(["shellcheck", TOP / "deploy" / script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_its_settings_of_the_manager_may_have_been_removed(tmp_path: Path) -> None:
+    """As on a host of agents: dpkg does not bring them back, and the next version is installed all the same."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("systemd-sysusers", "systemd-tmpfiles", "aa-enabled", "systemctl", "apparmor_parser"):
+        (programs / name).write_text("#!/bin/sh\nexit 0\n")
+        (programs / name).chmod(0o755)
+    script = (TOP / "deploy/debian/postinst").read_text()
+    assert script.count("/etc/equipoise/manager.toml") >= 1
+    command = ["/bin/sh", "-c", script.replace("/etc/", f"{tmp_path}/etc/"), "postinst", "configure", "0.1.0"]
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

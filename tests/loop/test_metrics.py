@@ -79,3 +79,17 @@ def test_the_response_time_is_that_of_the_slas_percentile(rig: Rig, sla: Sla | N
     labels = {"application": "shop", "percentile": percentile}
     found = metrics.registry.get_sample_value("equipoise_application_response_time_seconds", labels)
     assert found == pytest.approx(float(percentile) / 1000, rel=0.02)
+
+
+def test_what_an_alert_is_to_see_the_first_time_is_counted_from_nothing(rig: Rig) -> None:
+    """Prometheus sees no increase in a series that begins with 1, and an external change counts once."""
+    metrics = AgentMetrics()
+    rig.host.boot("web")
+    rig.register("web")
+    metrics.observe(rig.tick(), 0, True)
+
+    def written(result: str) -> float | None:
+        labels = {"knob": "weight", "result": result}
+        return metrics.registry.get_sample_value("equipoise_agent_writes_total", labels)
+
+    assert [written(result) for result in ("applied", "external", "failed", "ignored")] == [1, 0, 0, 0]

@@ -54,6 +54,17 @@ def test_a_folder_of_before_is_closed_to_others_with_all_files_in_it(tmp_path: P
     assert mode(Path("/etc/passwd")) & 0o444 == 0o444
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_a_database_that_root_makes_for_the_managers_user_is_its_own(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, NOBODY, NOBODY)
+    result = CliRunner().invoke(main, ["db", "upgrade", "--state-dir", str(state)])
+    assert result.exit_code == 0, result.output
+    assert (state / "equipoise.db").exists()
+    assert {(one.stat().st_uid, mode(one)) for one in state.iterdir()} == {(NOBODY, 0o600)}
+
+
 @pytest.mark.parametrize("command", [["db", "upgrade"], ["token", "list"]])
 def test_commands_close_it(tmp_path: Path, command: list[str]) -> None:
     state = tmp_path / "state"

@@ -14,6 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main
+from manager.cli.options import environment
+from manager.cli.run_command import url_of_manager
+from manager.settings import Value, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +66,32 @@ def test_what_is_refused_is_named_without_a_traceback(arguments: tuple[str, ...]
 def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_INTERVALL", "1")
     assert "unknown setting 'intervall'" in call("config").output
+
+
+def test_a_child_has_the_settings_of_its_parent_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default, own = tmp_path / "default.toml", tmp_path / "own.toml"
+    default.write_text("min_samples = 30\nstale_s = 60\n")
+    own.write_text("stale_s = 40\n")
+    monkeypatch.setattr("manager.settings.DEFAULT_CONFIG_FILE", default)
+    settings = load_settings(own, dict(os.environ), {})
+    result = CliRunner().invoke(main, ["config", "--json"], env=environment(settings))
+    assert result.exit_code == 0, result.output
+    shown = {name: row["value"] for name, row in json.loads(result.stdout).items()}
+    assert shown == {name: settings.shown(name) for name in shown}
+    assert (shown["min_samples"], shown["stale_s"]) == (20, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "url"),
+    [
+        ({}, "http://127.0.0.1:8750"),
+        ({"listen_host": "::1"}, "http://[::1]:8750"),
+        ({"listen_host": "::1", "tls_certificate": "x"}, "https://[::1]:8750"),
+        ({"tls_certificate": "x", "manager_url": "https://equipoise.example.org"}, "https://equipoise.example.org"),
+    ],
+)
+def test_where_run_finds_its_manager(flags: dict[str, Value | None], url: str) -> None:
+    assert url_of_manager(load_settings(None, {}, flags)) == url
 
 
 def test_a_manager_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from manager.serving.door import DoorSocket, GuestLimits, Guests
 from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import EXCHANGE, Exchange, Lane
+from manager.serving.pool import Pool
 from manager.serving.server import HttpServer, Lanes, ServerLimits
 
 LIMIT = 1000
@@ -257,3 +258,19 @@ def test_one_that_was_recognized_stays_while_others_displace_each_other(start: S
                 answer += kept.recv(1000)
             others = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(4)]
             assert others[0].recv(1) == others[1].recv(1) == b""
+
+
+def test_a_thread_that_cannot_begin_is_no_thread_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the unit's limit of tasks is reached for a moment."""
+    pool = Pool("x", 1, 0)
+    with monkeypatch.context() as patched:
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            pool.submit(lambda: 1)
+    assert not pool.full
+    assert pool.submit(lambda: 2).result(5) == 2
+    pool.close()

@@ -9,6 +9,7 @@ import pytest
 
 from manager.errors import SettingsError
 from manager.settings import BY_NAME, DEFAULT_CONFIG_FILE, SETTINGS, Setting, Settings, Value, load_settings
+from manager.store.database import open_database
 
 NUMBERS = [setting for setting in SETTINGS if not isinstance(setting.default, str)]
 BOUNDS = [
@@ -70,7 +71,7 @@ def test_variables_with_a_meaning_of_their_own_are_no_settings(name: str) -> Non
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_setting_can_be_set_everywhere_and_has_its_type(setting: Setting, file: Path) -> None:
-    text = {"allow": "mount", "deny": "idle"}.get(setting.name, "0-1")
+    text = {"allow": "mount", "deny": "idle", "trusted_proxy": "192.0.2.1"}.get(setting.name, "0-1")
     value: Value = setting.choices[-1] if setting.choices else text if setting.default == "" else setting.default
     file.write_text(f"{setting.name} = {value!r}\n")
     variable = f"EQUIPOISE_{setting.name.upper()}"
@@ -204,6 +205,30 @@ def test_a_relative_state_directory_makes_an_absolute_url(monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     settings = load_settings(None, {}, {"state_dir": "trial"})
     assert settings.database_url == f"sqlite:///{tmp_path}/trial/equipoise.db"
+
+
+@pytest.mark.parametrize("name", ["a?b", "100%25", "a b", "\u00fc#&@:'\""])
+def test_the_database_is_in_the_state_directory_whatever_that_is_called(name: str, tmp_path: Path) -> None:
+    settings = load_settings(None, {}, {"state_dir": str(tmp_path / name)})
+    assert open_database(settings.database_url).file == tmp_path / name / "equipoise.db"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", ""),
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:DB8:0:0:0:0:0:1", "2001:db8::1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+    ],
+)
+def test_a_proxy_is_known_however_its_address_is_written(text: str, address: str) -> None:
+    assert load_settings(None, {}, {"trusted_proxy": text}).trusted_proxy == address
+
+
+@pytest.mark.parametrize("text", ["localhost", "192.0.2.0/24", "192.0.2.1,192.0.2.2", "[::1]", " 192.0.2.1"])
+def test_a_proxy_that_is_no_address_is_refused(text: str) -> None:
+    assert "setting trusted_proxy (from flag --trusted-proxy) is refused" in refused(None, {}, {"trusted_proxy": text})
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def test_what_one_process_takes_the_others_lack(file: Path) -> None:
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_its_place_on_the_disk_is_taken_at_once(file: Path) -> None:
+    """A page of a mapped file that finds no room is SIGBUS for whoever writes to it."""
+    SharedLimits(file)
+    status = file.stat()
+    assert status.st_blocks * 512 >= status.st_size > 0
+
+
 KEYS = some.sampled_from(["alice", ("token", "kvm1"), ("open", "10.0.0.1")])
 CALLS = some.lists(some.tuples(KEYS, some.floats(0.5, 30), some.floats(0, 5)), max_size=30)
 

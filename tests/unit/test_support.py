@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -127,6 +128,24 @@ def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
     assert "not available" in texts["log/equipoise-agent.txt"]
     assert "not available" in texts["journal.db.txt"]
     assert not (tmp_path / "journal.db").exists()
+
+
+def test_nothing_of_the_folder_that_it_is_run_in_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may be in a folder that others write to, as /tmp is."""
+    folder = tmp_path / "folder"
+    (folder / "manager").mkdir(parents=True)
+    (folder / "manager/__init__.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    settings = {"EQUIPOISE_STATE_DIR": str(tmp_path / "state"), "EQUIPOISE_ROOT_DIR": str(tmp_path)}
+    result = CliRunner().invoke(main, ["support-bundle", "--output", str(tmp_path / "bundle.tar.gz")], env=settings)
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "executed").exists()
+
+
+def test_no_command_takes_modules_of_the_folder_that_it_is_run_in() -> None:
+    sources = [path.read_text() for path in (Path(__file__).parents[2] / "manager").rglob("*.py")]
+    begun = [match for text in sources for match in re.findall(r'sys\.executable,\s+("-\w")', text)]
+    assert set(begun) == {'"-P"', '"-I"'}, "-I is -P and more"
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
