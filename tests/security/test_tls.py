@@ -62,7 +62,7 @@ def application() -> Flask:
 
     @app.get("/api/v1/health")
     def health() -> Response:
-        return Response('"ok"', mimetype="application/json")
+        return Response('{"status": "ok"}', mimetype="application/json")
 
     return app
 
@@ -134,7 +134,7 @@ def test_a_reader_that_stalls_and_one_that_speaks_no_tls_hold_up_nobody(
         assert b"ok" not in answer, "nothing is told without TLS"
         for _ in range(3):
             asked = client(port, ours.certificate)
-            assert asked.get("/health") == "ok"
+            assert asked.get("/health") == {"status": "ok"}
             asked.close()
 
 
@@ -233,4 +233,4 @@ def test_the_end_is_told(serve: Callable[[Pem], int], ours: Pem, good: Pem) -> N
         answer = b""
         while part := wrapped.recv(1000):
             answer += part
-        assert answer.endswith(b'"ok"')
+        assert answer.endswith(b'{"status": "ok"}')
