@@ -53,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
     real = this_machine.subprocess.Popen
 
     def start(command: list[str], **more: object) -> object:
-        options.append(command[5:])
+        options.append(command[command.index("--json") + 1 :])
         return real([sys.executable, "-c", script], **more)
 
     monkeypatch.setattr(this_machine.subprocess, "Popen", start)
