@@ -12,12 +12,13 @@ from pydantic_core import from_json
 
 from manager.api.validation import FieldError, field_error, refusal, shown
 from manager.model.fields import json_of, timestamp
+from manager.model.packed_ticks import TickPack, read_pack
 from manager.protocol.assignment import RefusedItem
 from manager.protocol.report import NO_BUCKETS, ReportedWindow, ReportIn
 from manager.protocol.sparing import read_sparing
 from manager.store.windows import MAX_COUNT
 
-LISTS = ("vms", "sources", "domains", "windows", "ticks", "decisions", "events", "migrations")
+LISTS = ("vms", "sources", "domains", "windows", "ticks", "packed_ticks", "decisions", "events", "migrations")
 PARTS = ("capabilities", "tick", "findings", "services")
 _MOST_TEXT = 300
 _MOST_ID = 100
@@ -25,11 +26,15 @@ _MOST_ID = 100
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The accepted part of a report, the refused items with reasons, and how many windows end in the ``future``."""
+    """The accepted part of a report, the refused items with reasons, and how many windows end in the ``future``.
+
+    ``packs`` are the packed ticks of the report.
+    """
 
     body: ReportIn
     refused: list[RefusedItem]
     future: int = 0
+    packs: Sequence[TickPack] = ()
 
 
 def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime]) -> Accepted:
@@ -58,7 +63,14 @@ def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime
             refused.append(_refused(FieldError(place, message), _id_of(from_json(json_of(items[index])))))
         if bad:
             accepted[name] = [item for index, item in enumerate(items) if index not in bad]
-    return Accepted(read.model.model_copy(update=accepted) if accepted else read.model, refused, future)
+    packs: list[TickPack] = []
+    for index, text in enumerate(read.model.packed_ticks):
+        try:
+            packs.append(read_pack(text))
+        except ValueError as error:
+            place = f"packed_ticks[{read.number('packed_ticks', index)}]"
+            refused.append(_refused(FieldError(place, f"is not taken: {error}"), ""))
+    return Accepted(read.model.model_copy(update=accepted) if accepted else read.model, refused, future, packs)
 
 
 Judge = Callable[[Any], tuple[str, str] | None]

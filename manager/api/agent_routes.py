@@ -31,6 +31,8 @@ from manager.control.tenure_rules import Who
 from manager.errors import Conflict, ProtocolRefused
 from manager.model.fields import adapter_of, fields_of, json_of, timestamp
 from manager.model.host import Capabilities
+from manager.model.packed_records import moment_of
+from manager.model.packed_ticks import TickPack
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.registration import HostSpec
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
@@ -141,7 +143,7 @@ class _Reports:
         accepted = read_report(host, content, _latest(context, host))
         live = self._live.take(host, accepted, _who(), _has_taps(), _clock_ahead_s(), now, g.unproven)
         stored, revision, refused_vms = (*live, ()) if live is not None else self._take_all(host, accepted, now)
-        stored.packed = True
+        stored.packed = stored.packed_ticks = True
         _count(self._metrics, accepted, stored, refused_vms)
         return _to_agent(answer(stored), context, revision)
 
@@ -154,7 +156,7 @@ class _Reports:
             prove_within(session, context)
             host = reporting_host(session, HostSpec(name), now)
             rival = note_agent(session, host, _who(), now, context.silent)
-            taken = None if rival else _take(session, context, assignments, host, accepted.body, now)
+            taken = None if rival else _take(session, context, assignments, host, accepted, now)
             slots, cadence = None, self._cadences.of(session, host, now)
             if taken is not None and taken.reporter.registered is not None and accepted.body.wants_slots:
                 slots = assignments.slots(session, name, _has_taps(), taken.reporter, taken.measured)
@@ -248,12 +250,13 @@ class _Taken:
 
 
 def _take(
-    session: Session, context: ManagerContext, assignments: Assignments, row: HostRow, body: ReportIn, now: datetime
+    session: Session, context: ManagerContext, assignments: Assignments, row: HostRow, accepted: Accepted, now: datetime
 ) -> _Taken:
     """Store a report."""
+    body = accepted.body
     name, ahead_s, skew = row.name, _clock_ahead_s(), timedelta(seconds=context.skew_s)
     registered = assignments.reporter(session, name)
-    missing, refused_vms = _take_statuses(session, context, row, body, now, registered.vms)
+    missing, refused_vms = _take_statuses(session, context, row, accepted, now, registered.vms)
     missing = missing or (row.last_seen_at is None and body.capabilities is None)  # it was forgotten meanwhile
     # After that, so that one statement writes all of the host's row.
     row.last_seen_at = now
@@ -295,10 +298,11 @@ def _take(
         number, end = here[window.application], timestamp(window.end_s)
         if end <= context.latest:
             measured[number] = max(end, measured.get(number, end))
+    as_they_came, ticks = _to_date(accepted, now + skew)
     stored = ReportOut(
         stored_decisions=store_decisions(session, name, _rows(body.decisions, date)),
         stored_events=store_events(session, _rows(body.events, date)),
-        stored_ticks=store_ticks(session, name, *_tick_bodies(body.ticks, date)),
+        stored_ticks=store_ticks(session, name, *_tick_bodies(ticks, date), as_they_came),
         stored_windows=replace_windows(session, name, here, windows, context.slot_length, now + skew),
         vms_missing=missing,
     )
@@ -317,7 +321,7 @@ def _take_statuses(
     session: Session,
     context: ManagerContext,
     host: HostRow,
-    body: ReportIn,
+    accepted: Accepted,
     now: datetime,
     known: Mapping[str, RegisteredVm],
 ) -> tuple[bool, Sequence[RefusedVm]]:
@@ -325,6 +329,7 @@ def _take_statuses(
 
     ``known``: how VMs are registered, as far as that is known.
     """
+    body = accepted.body
     taken: TakenStatuses | None = None
     if body.vms is not None:
         reported = [Reported(status.vm, status.libvirt_uuid, _status_columns(status)) for status in body.vms]
@@ -333,13 +338,28 @@ def _take_statuses(
     refused = taken.refused if taken else ()
     # Such a VM is this host's once the other has let go, which nothing here shows: all VMs come again until then.
     waits = any(vm.why is Foul.RUNS_ELSEWHERE for vm in refused)
-    if not body.ticks:
+    shares = _newest_shares(accepted)
+    if shares is None:
         if taken:
             forget_shares(host, {status.vm for status in body.vms or ()})
         return waits, refused
-    newest = max(body.ticks, key=lambda tick: tick.time_s)
-    shares = {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}
     return not put_shares(session, host, shares, now, taken.here if taken else None) or waits, refused
+
+
+def _newest_shares(accepted: Accepted) -> Mapping[str, tuple[float, float]] | None:
+    """The shares of VMs in the newest tick of a report; None: it has no tick."""
+    packed = max(accepted.packs, key=lambda pack: pack.at_us[-1], default=None)
+    single = max(accepted.body.ticks, key=lambda tick: tick.time_s, default=None)
+    if single is None or (packed is not None and moment_of(packed.at_us[-1]) >= timestamp(single.time_s)):
+        return None if packed is None else packed.shares
+    return {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in single.vms}
+
+
+def _to_date(accepted: Accepted, latest: datetime) -> tuple[Sequence[TickPack], Sequence[TickRecord]]:
+    """The packs of ticks that all keep their dates, and all other ticks, one by one. See ``dated``."""
+    ahead = [pack for pack in accepted.packs if moment_of(pack.at_us[-1]) > latest]
+    rest = [tick for pack in ahead for tick in pack.ticks()]
+    return [pack for pack in accepted.packs if pack not in ahead], [*accepted.body.ticks, *rest]
 
 
 def _status_columns(vm: VmStatus) -> dict[str, object]:

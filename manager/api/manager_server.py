@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,6 +15,7 @@ from manager.api.manager_jobs import make_jobs
 from manager.api.manager_metrics import Metrics
 from manager.api.worker_share import WorkerShare, serving_limits
 from manager.serving.exchange import Lane
+from manager.serving.garbage import GarbageRounds
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
 from manager.store.arrivals import boot_clock
@@ -48,6 +48,7 @@ class ManagerServer:
         self._jobs = jobs
         self._clock = clock
         self._metrics = metrics
+        self._garbage = GarbageRounds()
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -64,10 +65,7 @@ class ManagerServer:
 
     def start(self) -> None:
         """Start; returns at once."""
-        # Existing objects live until the end: exempt from garbage collection, which would walk them during some request
-        # for up to 60 ms.
-        gc.collect()
-        gc.freeze()
+        self._garbage.start()
         self._jobs.start()
         if self._clock is not None:
             self._clock.start()
@@ -80,6 +78,7 @@ class ManagerServer:
         if self._clock is not None:
             self._clock.close()
         self._jobs.close()
+        self._garbage.close()
 
 
 def lane_of(path: str) -> Lane:

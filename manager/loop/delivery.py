@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from manager.errors import ManagerRefused
 from manager.loop.outbox import Fields, ItemKind
 from manager.model.fields import adapter_of, as_text
+from manager.model.packed_ticks import packs_of
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.window import Window
 from manager.protocol.assignment import RefusedItem
@@ -65,8 +66,10 @@ class Piece:
         return Rejected(_KINDS.get(self.field, self.field), why, self.fields)
 
 
-def report_of(pieces: Iterable[Piece], agent_version: str, *, packed: bool = False, **flags: bool) -> ReportIn:
-    """The report that holds the pieces; ``packed``: with histograms as bytes."""
+def report_of(
+    pieces: Iterable[Piece], agent_version: str, *, packed: bool = False, packed_ticks: bool = False, **flags: bool
+) -> ReportIn:
+    """The report that holds the pieces; ``packed``: with histograms as bytes, ``packed_ticks``: with ticks as such."""
     fields: dict[str, Any] = {**flags, **{name: [] for name in _KINDS}}
     for piece in pieces:
         if piece.field in _KINDS:
@@ -74,6 +77,8 @@ def report_of(pieces: Iterable[Piece], agent_version: str, *, packed: bool = Fal
         else:
             fields[piece.field] = piece.value
     fields["windows"] = [reported_window(window, packed=packed) for window in fields["windows"]]
+    if packed_ticks:
+        fields |= {"packed_ticks": [*packs_of(fields["ticks"])], "ticks": []}
     return ReportIn(agent_version=agent_version, **fields)
 
 

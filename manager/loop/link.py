@@ -116,7 +116,8 @@ class ManagerLink:
         self.slow_part_s: float | None = None
         self.orders: tuple[MigrationOrder, ...] = ()
         self._known = KnownWindows()
-        self._packs = False  # an earlier manager reads no packed windows
+        self._packs = self._packs_ticks = False  # an earlier manager reads no packed windows, or no packed ticks
+        self._refuses_packs = False
         self._windows_read: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
@@ -277,8 +278,8 @@ class ManagerLink:
         self, pieces: Sequence[Piece], **flags: bool
     ) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
         """One report. Raises ManagerRefused, ManagerUnavailable."""
-        packs = self._packs
-        body = report_of(pieces, self._version, packed=packs, **flags)
+        packs, packs_ticks = self._packs, self._packs_ticks and not self._refuses_packs
+        body = report_of(pieces, self._version, packed=packs, packed_ticks=packs_ticks, **flags)
         response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
         try:
             answer = response.json()
@@ -286,8 +287,11 @@ class ManagerLink:
             stored = ReportOut.model_validate(answer, extra="ignore")
         except (ValueError, TypeError, AttributeError) as error:
             raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
-        self._packs = stored.packed
-        if packs and not stored.packed:  # an earlier manager took its place: what it did not read comes again
+        self._packs, self._packs_ticks = stored.packed, stored.packed_ticks
+        # A manager of another version may refuse a pack. It gets ticks one by one, and names those that it refuses.
+        self._refuses_packs |= any(item.field.startswith("packed_ticks") for item in stored.refused)
+        unread = packs_ticks and (self._refuses_packs or not stored.packed_ticks)
+        if unread or (packs and not stored.packed):  # an earlier manager took its place: all comes again
             return self._post(pieces, **flags)
         return (response, slots, stored), stored.refused
 

@@ -25,21 +25,24 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, chain, islice
-from typing import Any
+from itertools import accumulate, chain, islice, pairwise
+from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json
 
 _FORMAT, _COLUMNS = b"\x01", b"\x02"
 _RAW = -zlib.MAX_WBITS
-_LEVEL = 6
+_LEVEL, _QUICK_LEVEL = 6, 1
 _NUMBER = struct.Struct(">H")
 _ID_BYTES = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = timedelta(microseconds=1)
+MINUTE_US = 60_000_000
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,18 @@ def moment_of(time_us: int) -> datetime:
     return _EPOCH + time_us * _STEP
 
 
+def within_minutes(items: Iterable[Item], at_us: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Items in the order of time in groups, each within a minute from its first item: as few as there can be."""
+    group: list[Item] = []
+    for item in items:
+        if group and at_us(item) - at_us(group[0]) >= MINUTE_US:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
 def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
     """Ticks as bytes; ``unpack_ticks`` reads them as JSON that means the same."""
     times = [tick.at_us for tick in ticks], [tick.claimed_us for tick in ticks]
@@ -124,6 +139,25 @@ def pack_ticks(ticks: Sequence[PackedTick]) -> bytes:
         return _written(_by_column(*times, bodies))
     head = _json(dict(zip(_TIMES, times, strict=True)))
     return _FORMAT + _compressed("\n".join([head, *(tick.body for tick in ticks)]).encode())
+
+
+def pack_tick_fields(at_us: Sequence[int], ticks: Sequence[Mapping[str, Any]]) -> bytes:
+    """Ticks given by the fields that their JSON has, in a quarter of the time that the fewest bytes take.
+
+    Each is an object whose ``vms`` are a list of such. ``at_us`` are their times, also by the host's clock.
+    """
+    return _written(_by_column(at_us, [None] * len(ticks), ticks), _QUICK_LEVEL)
+
+
+def tick_text(packed: bytes, most: int) -> tuple[list[int], str]:
+    """``at_us`` of ticks that another program packed, in format 2, and their JSON, at most ``most`` bytes of it.
+
+    Raises ValueError for anything else.
+    """
+    if packed[:1] != _COLUMNS:
+        raise ValueError(f"format {packed[:1].hex() or 'none'} of packed ticks is not taken; allowed: {_COLUMNS.hex()}")
+    text = _decompressed(packed[1:], most)
+    return [at_us for at_us, _ in _times(_COLUMNS, text)], text
 
 
 def unpack_ticks(packed: bytes) -> list[PackedTick]:
@@ -146,7 +180,7 @@ def joined_ticks(packs: Sequence[bytes]) -> tuple[list[tuple[int, int | None]], 
     read = [_read(text) for form, text in map(_text, packs) if form == _COLUMNS]
     read.sort(key=lambda ticks: [*ticks.at_us[:1]])
     at_us = [time_us for ticks in read for time_us in ticks.at_us]
-    if len(read) == len(packs) and at_us == sorted(at_us):
+    if len(read) == len(packs) and all(earlier < later for earlier, later in pairwise(at_us)):
         joined = _one_after_the_other(read)
         return list(zip(joined.at_us, joined.claimed_us, strict=True)), _written(joined)
     ticks = sorted((tick for pack in packs for tick in unpack_ticks(pack)), key=lambda tick: tick.at_us)
@@ -213,6 +247,8 @@ def _times(form: bytes, text: str) -> list[tuple[int, int | None]]:
     """``tick_times`` of a text. They are written first, so that nothing else of it is read."""
     head = text.partition("\n")[0] if form == _FORMAT else _head(text)
     at_us, claimed_us = _columns(head, _TIMES)
+    if len(at_us) != len(claimed_us):
+        raise ValueError(f"not packed records: {head[:40]!r}")
     return list(zip(at_us, claimed_us, strict=True))
 
 
@@ -252,9 +288,9 @@ def _older_ticks(text: str) -> _Ticks:
     return _by_column(at_us, claimed_us, bodies)
 
 
-def _written(ticks: _Ticks) -> bytes:
+def _written(ticks: _Ticks, level: int = _LEVEL) -> bytes:
     """Format 2. The times come first, see ``_head``."""
-    return _COLUMNS + _compressed(to_json({name: getattr(ticks, name) for name in _PARTS}))
+    return _COLUMNS + _compressed(to_json({name: getattr(ticks, name) for name in _PARTS}), level)
 
 
 def _read(text: str) -> _Ticks:
@@ -378,8 +414,8 @@ def _columns(text: str, names: Sequence[str]) -> list[list[Any]]:
     return lists
 
 
-def _compressed(text: bytes) -> bytes:
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
+def _compressed(text: bytes, level: int = _LEVEL) -> bytes:
+    compressor = zlib.compressobj(level, zlib.DEFLATED, _RAW)
     return compressor.compress(text) + compressor.flush()
 
 
@@ -395,10 +431,11 @@ def _body(packed: bytes) -> bytes:
     return packed[1:]
 
 
-def _decompressed(body: bytes) -> str:
+def _decompressed(body: bytes, most: int = 0) -> str:
+    """Text of at most so many bytes; 0: of any length."""
     decompressor = zlib.decompressobj(_RAW)
     try:
-        text = decompressor.decompress(body)
+        text = decompressor.decompress(body, most)
     except zlib.error as error:
         raise ValueError(f"not packed records: {error}") from error
     if not decompressor.eof or decompressor.unused_data:

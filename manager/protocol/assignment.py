@@ -101,6 +101,7 @@ class ReportOut(Schema):
     )
     cadence: Cadence | None = Field(default=None, description="null: all in each interval, as earlier agents do")
     packed: bool = Field(default=False, description="whether windows may come with `packed` in place of `buckets`")
+    packed_ticks: bool = Field(default=False, description="whether `packed_ticks` may come in place of `ticks`")
     refused: list[RefusedItem] = Field(
         default_factory=list,
         description="what was left out because it cannot be accepted; agents of protocol 0 do not get it",

@@ -30,6 +30,7 @@ from manager.model.job import BatchVm
 from manager.model.knobs import Knob
 from manager.model.migration import MigrationReport
 from manager.model.packed_histogram import MOST_BYTES, UnreadHistogram, as_packed
+from manager.model.packed_ticks import MOST_TICKS
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse
@@ -300,6 +301,13 @@ class TickStatus(Schema):
     )
 
 
+_PackedTicks = Annotated[
+    str,
+    Field(
+        pattern="^[A-Za-z0-9+/]*={0,2}$",
+        description="base64 of ticks of less than a minute as the manager stores them: `manager.model.packed_records`",
+    ),
+]
 _PackedText = Annotated[
     str,
     Field(
@@ -381,7 +389,13 @@ class ReportIn(Schema):
     windows: list[ReportedWindow] = Field(
         default_factory=list, max_length=1000, description="each replaces what was reported of its slot before"
     )
-    ticks: list[TickRecord] = Field(default_factory=list, max_length=500)
+    ticks: list[TickRecord] = Field(default_factory=list, max_length=MOST_TICKS)
+    packed_ticks: list[_PackedTicks] = Field(
+        default_factory=list,
+        max_length=MOST_TICKS,
+        exclude_if=lambda packs: not packs,
+        description="in place of `ticks`: smaller, and cheaper to store; absent: none",
+    )
     decisions: list[DecisionRecord] = Field(default_factory=list, max_length=1000)
     events: list[Event] = Field(default_factory=list, max_length=1000)
     migrations: list[MigrationReport] = Field(

@@ -22,6 +22,7 @@ from manager.model.packed_records import (
     moment_of,
     pack_decisions,
     unpack_decisions,
+    within_minutes,
 )
 from manager.model.records import DecisionRecord, OutcomeKind
 from manager.model.registration import Mode
@@ -35,7 +36,6 @@ from manager.store.packs import (
     columns_of,
     newest_first,
     number_of,
-    within_minutes,
 )
 from manager.store.past_registrations import Era
 from manager.store.rollup_queue import floor

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, String, bindparam, select
 from sqlalchemy.orm import Session
@@ -22,12 +22,8 @@ from manager.store.models import UtcDateTime
 from manager.store.pack_models import PackRow
 from manager.store.row_pages import newest_rows
 
-_MINUTE_US = 60_000_000
 _AT_ONCE = 50  # rows that are read before the first is looked at
 _PLACE_BITS = 16  # a row has the items of one report at most, which are fewer than 2^16
-
-
-Item = TypeVar("Item")
 
 
 class PackTimes(NamedTuple):
@@ -62,18 +58,6 @@ def _around(table: type[PackRow]) -> Select[bytes]:
     first, last = bindparam("first", type_=UtcDateTime()), bindparam("last", type_=UtcDateTime())
     within = table.claimed_until >= first, table.claimed_from <= last
     return select(table.body).where(table.host == bindparam("host", type_=String()), *within)
-
-
-def within_minutes(items: Iterable[Item], at_us: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Items in the order of time in groups, each within a minute from its first item: as few as there can be."""
-    group: list[Item] = []
-    for item in items:
-        if group and at_us(item) - at_us(group[0]) >= _MINUTE_US:
-            yield group
-            group = []
-        group.append(item)
-    if group:
-        yield group
 
 
 def columns_of(host: str, times: Sequence[PackTimes]) -> dict[str, object]:

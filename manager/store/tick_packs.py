@@ -21,7 +21,9 @@ from manager.model.packed_records import (
     tick_times,
     ticks_within,
     unpack_ticks,
+    within_minutes,
 )
+from manager.model.packed_ticks import TickPack
 from manager.store.event_records import END, ranges
 from manager.store.pack_models import TickPackRow
 from manager.store.packs import (
@@ -32,7 +34,6 @@ from manager.store.packs import (
     columns_of,
     newest_first,
     number_of,
-    within_minutes,
 )
 from manager.store.rollup_queue import MINUTE, note_ticks
 from manager.store.row_writes import insert_new
@@ -50,27 +51,49 @@ class StoredTick:
 
 
 def store_ticks(
-    session: Session, host: str, ticks: Mapping[datetime, str], claimed: Mapping[datetime, datetime] | None = None
+    session: Session,
+    host: str,
+    ticks: Mapping[datetime, str],
+    claimed: Mapping[datetime, datetime] | None = None,
+    packs: Sequence[TickPack] = (),
 ) -> int:
     """Store the ticks of a host, as JSON text in one line by their time, that are new; returns how many were.
 
-    ``claimed``: when they were by the host's clock, where that is another time; by that they are recognised again. The
-    host's row is locked.
+    ``claimed``: when they were by the host's clock, where that is another time; by that they are recognised again.
+    ``packs`` hold more of them, whose times are both; one of which all are new is stored as it is. The host's row is
+    locked.
     """
-    if not ticks:
-        return 0
     claims = claimed or {}
     reported = [_packed(at, claims.get(at), body) for at, body in sorted(ticks.items())]
-    bodies = bodies_around(session, TickPackRow, host, [_times(tick) for tick in reported])
-    known = {times_of(*time).claimed_us for body in bodies for time in tick_times(body)}
-    new = [tick for tick in reported if _times(tick).claimed_us not in known]
-    note_ticks(session, MINUTE, ((host, at) for at in ticks))
-    rows = [
+    if not reported and not packs:
+        return 0
+    times = [*map(_times, reported), *(PackTimes(at_us, at_us) for pack in packs for at_us in pack.at_us)]
+    known = {
+        times_of(*time).claimed_us
+        for body in bodies_around(session, TickPackRow, host, times)
+        for time in tick_times(body)
+    }
+    rows: list[dict[str, object]] = []
+    stored = 0
+    for pack in packs:
+        if known.isdisjoint(pack.at_us):
+            rows.append({**columns_of(host, [PackTimes(at_us, at_us) for at_us in pack.at_us]), "body": pack.packed})
+            stored += len(pack.at_us)
+            known.update(pack.at_us)
+        elif not known.issuperset(pack.at_us):
+            reported += unpack_ticks(pack.packed)
+    new: list[PackedTick] = []
+    for tick in sorted(reported, key=lambda tick: tick.at_us):
+        if (claimed_us := _times(tick).claimed_us) not in known:
+            known.add(claimed_us)
+            new.append(tick)
+    note_ticks(session, MINUTE, ((host, moment_of(time.at_us)) for time in times))
+    rows += (
         {**columns_of(host, [_times(tick) for tick in group]), "body": pack_ticks(group)}
         for group in within_minutes(new, lambda tick: tick.at_us)
-    ]
+    )
     insert_new(session, TickPackRow, rows)
-    return len(new)
+    return stored + len(new)
 
 
 def list_ticks(

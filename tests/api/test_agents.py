@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from manager.api.schemas.registration_shapes import HostOut
 from manager.model.costs import STUDY_COSTS
 from manager.model.fields import adapter_of
 from manager.model.histogram import Histogram
 from manager.model.packed_histogram import pack
+from manager.model.packed_ticks import packs_of
+from manager.model.records import TickRecord
 from manager.protocol.assignment import AssignmentOut
+from manager.store.pack_models import TickPackRow
 from tests.api.conftest import (
     CAPABILITIES,
     DISK,
@@ -46,6 +51,11 @@ def in_packed(item: dict[str, Any]) -> dict[str, Any]:
     return without(item, "buckets") | {"packed": b64encode(pack(histogram)).decode()}
 
 
+def packs(*ticks: dict[str, Any]) -> list[str]:
+    """The same ticks in packs."""
+    return [*packs_of([adapter_of(TickRecord).validate_python(tick) for tick in ticks])]
+
+
 def test_the_first_report_registers_its_host(api: Api) -> None:
     assert api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()), role="host") == {
         "stored_decisions": 0,
@@ -56,6 +66,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "slots": None,
         "cadence": None,
         "packed": True,
+        "packed_ticks": True,
         "refused": [],
     }
     host = api.ok("GET", f"/hosts/{HOST}")
@@ -100,6 +111,50 @@ def test_shares_are_those_of_the_newest_tick(api: Api) -> None:
     assert told(ticks=[ticked(4, web=1.0)]) == (True, [("hog", 0.5, 2), ("web", 1.0, 4)]), "of hog nothing is told"
     assert told(ticks=[ticked(5, web=0.5, hog=0.5, new=0.0)])[0], "nothing is known of the new one"
     assert told(vms=[], ticks=[ticked(6)]) == (False, [])
+    packed = packs(ticked(7, web=0.25, hog=0.25), ticked(8, web=0.5, hog=0.75))
+    assert told(vms=both, packed_ticks=packed) == (False, [("hog", 0.75, 2), ("web", 0.5, 2)])
+    older = packs(ticked(9, web=0.125, hog=0.125))
+    assert told(packed_ticks=older, ticks=[ticked(10, web=1.0, hog=0.0)])[1] == [("hog", 0.0, 2), ("web", 1.0, 2)]
+    assert told(packed_ticks=packs(ticked(11, web=0.5)))[0], "of hog nothing is told"
+
+
+def test_packed_ticks_are_stored_as_they_come_and_once(api: Api) -> None:
+    def stored(**fields: object) -> int:
+        number: int = api.ok("POST", f"/hosts/{HOST}/report", report(**fields), "host")["stored_ticks"]
+        return number
+
+    def kept() -> list[dict[str, Any]]:
+        return list(reversed(api.ok("GET", f"/hosts/{HOST}/ticks")["items"]))
+
+    ticks = [tick_of(number) for number in range(-80, 0, 5)]
+    assert stored(packed_ticks=packs(*ticks[:4])) == 4
+    with api.database.reading() as session:
+        [body] = session.scalars(select(TickPackRow.body))
+    assert [b64encode(body).decode()] == packs(*ticks[:4])
+    assert stored(packed_ticks=packs(*ticks[:4])) == 0
+    assert stored(packed_ticks=packs(*ticks[2:6]), ticks=ticks[5:8]) == 4, "of some that is known, the rest is taken"
+    assert stored(packed_ticks=packs(*ticks)) == 8
+    assert stored(ticks=ticks) == 0
+    assert kept() == ticks
+
+
+def test_packed_ticks_of_a_clock_that_is_ahead_are_dated_as_others_are(get_api: Callable[[str], Api]) -> None:
+    ahead = [tick_of(3600), tick_of(3605)]
+    dated = []
+    for body in (report(ticks=ahead), report(packed_ticks=packs(*ahead))):
+        api = get_api("sqlite")
+        assert api.ok("POST", f"/hosts/{HOST}/report", body, "host")["stored_ticks"] == 2
+        assert api.ok("POST", f"/hosts/{HOST}/report", body, "host")["stored_ticks"] == 0
+        dated.append(api.ok("GET", f"/hosts/{HOST}/ticks")["items"])
+    assert dated[0] == dated[1]
+    assert dated[0][0]["at"] < ahead[0]["at"]
+
+
+def test_a_pack_that_is_none_is_left_out_and_named(api: Api) -> None:
+    body = report(packed_ticks=["AgA=", *packs(tick_of(1)), "A!"], ticks=[tick_of(2)])
+    answer = api.ok("POST", f"/hosts/{HOST}/report", body, "host")
+    assert sorted(item["field"] for item in answer["refused"]) == ["packed_ticks[0]", "packed_ticks[2]"]
+    assert answer["stored_ticks"] == 2
 
 
 def test_a_report_sent_again_stores_nothing_twice(api: Api) -> None:

@@ -21,6 +21,7 @@ from manager.loop.observer import Clock
 from manager.protocol.client import Answer
 from manager.protocol.client import Connection as HttpConnection
 from tests.bench.fleet_agents import THREADS, AgentSpec, Common, SimulatedAgent
+from tests.reported import ticks_in
 
 MANAGERS = "managers.example"
 """The name of all managers, which agents find by a name server that says the addresses in another order each time."""
@@ -123,7 +124,7 @@ class WatchedNetwork:
         self.exchanges.append(Exchange(self._host, now_s, now_s - began_s, answered, len(body or b""), newest_s))
 
     def _acknowledge(self, report: Mapping[str, Any], answer: Answer) -> float | None:
-        ticks = [datetime.fromisoformat(tick["at"]) for tick in report["ticks"]]
+        ticks = [datetime.fromisoformat(tick["at"]) for tick in ticks_in(report)]
         self.acknowledged.records |= {one["id"] for one in (*report["decisions"], *report["events"])}
         self.acknowledged.ticks |= {(self._host, at) for at in ticks}
         if ticks:  # other reports have slots that are open, which come again

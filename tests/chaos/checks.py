@@ -18,6 +18,7 @@ from manager.errors import ManagerUnavailable
 from manager.protocol.client import ManagerClient
 from tests.chaos.relay import DOWN, MUTE
 from tests.chaos.site import HOST, Site
+from tests.reported import ticks_in
 
 MINUTES = float(os.environ.get("EQUIPOISE_CHAOS_MINUTES", "1")) / 2
 """Of each of the two tests: that on a simulated host and that on real VMs."""
@@ -155,7 +156,7 @@ def lost(site: Site) -> list[str]:
     missing = []
     for report in site.relay.acknowledged:
         missing += [one["id"] for one in (*report["decisions"], *report["events"]) if one["id"] not in known]
-        missing += [one["at"] for one in report["ticks"] if datetime.fromisoformat(one["at"]) not in ticks]
+        missing += [one["at"] for one in ticks_in(report) if datetime.fromisoformat(one["at"]) not in ticks]
     return missing
 
 

@@ -15,7 +15,7 @@ from manager.errors import ManagerUnavailable
 from manager.loop.chronicle import new_event
 from manager.loop.link import remember
 from manager.loop.outbox import ItemKind
-from manager.model.fields import timestamp
+from manager.model.fields import json_fields, timestamp
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
@@ -36,6 +36,7 @@ from tests.fakes.manager import (
     problem,
     stored,
 )
+from tests.reported import ticks_in
 
 
 def record(number: int) -> DecisionRecord:
@@ -277,6 +278,42 @@ def test_histograms_are_packed_for_a_manager_that_reads_them_so(manager, link, o
     link.send(told)
     assert len(manager.requests) - asked == 3
     assert [window["buckets"] for window in windows()] == [{"500": 3, "600": 1}]
+    assert link.take_rejected() == []
+
+
+def test_ticks_are_packed_for_a_manager_that_reads_them_so(manager, link, outbox, report) -> None:
+    vms = (VmTick("web", 0.5, 0.01, 100, Mode.ENFORCE),)
+    ticks = [TickRecord(END_S + 5 * number, "fair", Mode.ENFORCE, 0.5, vms) for number in range(4)]
+
+    def reads_packed(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=stored(request).json() | {"packed_ticks": True})
+
+    def refuses_packed(request: httpx.Request) -> httpx.Response:
+        packed = "packed_ticks" in json.loads(request.content)
+        bad = [{"field": "packed_ticks[0]", "message": "is not taken"}] if packed else []
+        return httpx.Response(200, json=reads_packed(request).json() | {"refused": bad})
+
+    def sent(*some: TickRecord) -> list[tuple[int, int]]:
+        """How many packs, and ticks that are in none, the reports have that are made of some."""
+        asked = len(manager.requests)
+        outbox.put(some)
+        link.send(report)
+        bodies = [json.loads(request.content) for request in manager.requests[asked:]]
+        assert ticks_in(bodies[-1]) == [*map(json_fields, some)]
+        return [(len(body.get("packed_ticks", ())), len(body["ticks"])) for body in bodies]
+
+    manager.will(reads_packed)
+    assert sent(ticks[0]) == [(0, 1)], "it is not known"
+    manager.will(reads_packed)
+    assert sent(*ticks[1:]) == [(1, 0)]
+    manager.will(stored)  # an earlier manager, which reads no pack
+    assert sent(ticks[0]) == [(1, 0), (0, 1)]
+    manager.will(reads_packed)
+    assert sent(ticks[0]) == [(0, 1)]
+    manager.will(refuses_packed)
+    assert sent(*ticks) == [(1, 0), (0, 4)], "a manager of a later version, perhaps"
+    manager.will(reads_packed)
+    assert sent(ticks[0]) == [(0, 1)], "never again"
     assert link.take_rejected() == []
 
 

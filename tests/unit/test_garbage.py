@@ -1,13 +1,18 @@
-"""What a process exempted from garbage collection stays exempted, whatever begins and ends in it."""
+"""What a process exempted from garbage collection stays exempted, whatever begins and ends in it; what becomes garbage
+of it goes in the next round of a manager's.
+"""
 
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from manager.loop.schedule import collect_as_usual, postpone_garbage
+from manager.serving.garbage import GarbageRounds
 from tests.unit.test_load_run import after, load, serving
 
 
@@ -22,6 +27,19 @@ def be_an_agent() -> None:
     collect_as_usual()
 
 
+def serve() -> None:
+    rounds = GarbageRounds(0.001)
+    rounds.start()
+    rounds.close()
+
+
+class Ring:
+    """Garbage that only a collection finds, once nobody else has it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
 @pytest.fixture
 def exempted() -> Iterator[int]:
     """How many objects are."""
@@ -30,8 +48,32 @@ def exempted() -> Iterator[int]:
     yield gc.get_freeze_count()
 
 
-@pytest.mark.parametrize("end", [generate_load, be_an_agent])
+@pytest.mark.parametrize("end", [generate_load, be_an_agent, serve])
 def test_what_others_exempted_stays_so(exempted: int, end: Callable[[], None]) -> None:
     end()
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0.9 * exempted > 0
+
+
+def test_garbage_of_what_was_exempt_goes_in_the_next_round() -> None:
+    ring: Ring | None = Ring()
+    assert ring is not None
+    gone = threading.Event()
+    weakref.finalize(ring, gone.set)
+    rounds = GarbageRounds(0.5)
+    rounds.start()
+    ring = None
+    gc.collect()
+    assert not gone.is_set()  # it is exempt
+    assert gone.wait(20.0)
+    rounds.close()
+
+
+def test_garbage_that_came_since_needs_no_round(exempted: int) -> None:
+    rounds = GarbageRounds(1000.0)
+    rounds.start()
+    gone = threading.Event()
+    weakref.finalize(Ring(), gone.set)
+    gc.collect()
+    assert gone.is_set()
+    rounds.close()

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from manager.model.packed_records import (
@@ -63,6 +63,7 @@ rows_of_ticks = st.lists(
 )
 
 
+@example([[PackedTick(1, None, '{"late": 0}')], [PackedTick(0, None, "{}"), PackedTick(1, None, "{}")]])
 @given(rows_of_ticks | st.lists(st.lists(ticks, max_size=3), max_size=3))
 def test_rows_are_joined_as_if_their_ticks_had_been_packed_together(rows: list[list[PackedTick]]) -> None:
     packs = [pack_ticks(row) for row in rows]
