@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from email.utils import parsedate_to_datetime
 from functools import partial
+from http import HTTPStatus
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -30,7 +31,7 @@ from manager.cli.options import (
     read_token,
     with_settings,
 )
-from manager.errors import ManagerUnavailable, SettingsError
+from manager.errors import ManagerRefused, ManagerUnavailable, SettingsError
 from manager.host.doctor.agent_check import AREA
 from manager.host.doctor.check import Check, CheckResult, Subject, degraded, unknown, warning, works
 from manager.host.doctor.checks import CHECKS
@@ -51,11 +52,12 @@ _EPILOG = """
 WHAT IT DOES
   Tries every mechanism that Equipoise can use by writing in a scratch place and reading back: a cgroup
   equipoise-doctor-PID below the root of the cpu controller's hierarchy, a process, a file in STATE_DIR. It removes all
-  of that again, changes nothing of VMs, libvirt or kernel settings, and mounts nothing, so it can run beside an agent.
-  It takes about five seconds; for one of them two processes compete for the least busy pCPU at a tenth of a VM's
-  weight, to see whether weights act, and for 1.5 to 4 three do at the weight of a VM, to see whether batch VMs need a
-  group above them. --gentle omits both; --quick also omits the second in which load outside the VMs is measured. The
-  agent runs it at its start, and with --gentle every hour.
+  of that again, changes nothing of VMs, libvirt or kernel settings, and mounts nothing but a BPF file system where
+  there is none (bpftool does), so it can run beside an agent. It takes about five seconds; for one of them two
+  processes compete for the least busy pCPU at a tenth of a VM's weight, to see whether weights act, and for 1.5 to 4
+  three do at the weight of a VM, to see whether batch VMs need a group above them. --gentle omits both; --quick also
+  omits the second in which load outside the VMs is measured, and the loading of BPF programs. The agent runs it at its
+  start, and with --gentle every hour.
 
 OUTPUT
   A table per area: finding, status, what was seen, what to do.
@@ -149,6 +151,11 @@ def _manager(settings: Settings) -> CheckResult:
             with closing(client_for(settings, read(settings))) as client:
                 host = client.get(f"/hosts/{name}")
         except (ManagerUnavailable, SettingsError) as error:
+            if isinstance(error, ManagerRefused) and error.status == HTTPStatus.NOT_FOUND:
+                return degraded(
+                    f"{url} answers, version {version}, and accepts the token, but knows no host {name}",
+                    "start the agent, which reports it, or set host_name to the name that this host has there",
+                )
             refused.append(str(error))
         else:
             second = second_agent(host, settings.state_dir)

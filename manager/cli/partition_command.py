@@ -39,6 +39,7 @@ _NOW = {
     Partitioned.TRANSIENT: "has no lasting definition: whoever starts it can put it into /machine/batch",
     Partitioned.ABSENT: "is no domain of this host",
 }
+_NOT_NEEDED = "this host has no cgroup v2: the agent moves VMs into the batch group while they run"
 
 
 @click.command(cls=ManPage, epilog=_EPILOG)
@@ -52,8 +53,8 @@ def partition(settings: Settings, domains: tuple[str, ...], apply_: bool, undo: 
     if apply_ and undo:
         raise click.UsageError("--apply and --undo exclude each other")
     paths = HostPaths(Path(settings.text("root_dir")))
-    if apply_ and cpu_controller(read_mounts(paths)) is not CGROUP_V2:
-        raise Failure("this host has no cgroup v2: the agent moves VMs into the batch group while they run")
+    if apply_ and not _counts(paths):
+        raise Failure(_NOT_NEEDED)
     names = domains or _batch_domains(settings)
     with closing(Definitions(settings.text("libvirt_uri"))) as definitions:
         before = [definitions.look(name) for name in names]
@@ -71,7 +72,12 @@ def partition(settings: Settings, domains: tuple[str, ...], apply_: bool, undo: 
     if not names:
         say("no batch VM is registered on this host")
     elif wanted is None and any(row.state is Partitioned.DEFAULT for row in now):
-        say("`equipoise partition --apply` lets them start in the batch group")
+        say("`equipoise partition --apply` lets them start in the batch group" if _counts(paths) else _NOT_NEEDED)
+
+
+def _counts(paths: HostPaths) -> bool:
+    """Whether it matters here where a VM starts."""
+    return cpu_controller(read_mounts(paths)) is CGROUP_V2
 
 
 def _in_words(row: Definition, changed: bool) -> str:

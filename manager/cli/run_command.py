@@ -28,11 +28,12 @@ from manager.cli.options import (
     with_settings,
 )
 from manager.cli.simulated import own_state_dir, register
-from manager.errors import EquipoiseError, ManagerUnavailable
+from manager.errors import EquipoiseError, ManagerUnavailable, SettingsError
 from manager.host.own_group import beside_vms
 from manager.host.registry import HostPaths
 from manager.notify import Notifier
 from manager.protocol.client import ManagerClient
+from manager.serving.door import tcp_doors
 from manager.settings import ENV_PREFIX, SETTINGS, Settings
 from manager.sim.scenario_files import load_scenario
 from manager.store.tokens import Role
@@ -78,6 +79,7 @@ def run(settings: Settings, simulate_policy: str) -> None:
     if scenario:
         settings = own_state_dir(settings)
     folder = claim_state_dir(settings)
+    _check_port(settings)
     database = open_store(settings)
     upgrade_store(database)
     ensure_token_file(database, folder / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
@@ -113,6 +115,17 @@ def run(settings: Settings, simulate_policy: str) -> None:
         raise EquipoiseError(f"{died} ended unexpectedly, so everything was stopped; its log says why")
     if agent_status or manager_status:
         raise EquipoiseError(f"unclean end: agent exit status {agent_status}, manager {manager_status}")
+
+
+def _check_port(settings: Settings) -> None:
+    """Raises SettingsError where another process listens: it would be taken for the manager while that starts."""
+    host, port = settings.text("listen_host"), settings.whole("listen_port")
+    try:
+        doors = tcp_doors(host, port, listening=False)
+    except (OSError, ValueError, OverflowError) as error:
+        raise SettingsError(f"cannot listen on {host} port {port}: {error}; choose another --listen-port") from error
+    for door in doors:
+        door.close()
 
 
 def url_of_manager(settings: Settings) -> str:
@@ -173,7 +186,8 @@ def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event, noti
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Stop a process and return its exit status."""
+    """Stop a process and return its exit status; 0 of one that was still starting, and had done nothing."""
     if process.poll() is None:
         process.terminate()
-    return process.wait()
+    status = process.wait()
+    return 0 if status == -signal.SIGTERM else status

@@ -47,6 +47,7 @@ EXAMPLES
   equipoise services --json | jq '.services[] | {vm, port, p95_ms}'
 """
 _PAUSE_S = 0.2
+_READ_S = 1.0
 _PERCENTILES = (50, 95, 99)
 _TIMES = ("p50_ms", "p95_ms", "p99_ms", "accept_p95_ms")
 
@@ -72,8 +73,9 @@ def services(settings: Settings, vms: tuple[str, ...], duration_s: float, as_jso
     chosen = [interface for interface in all_interfaces if not vms or interface.vm in vms]
     with closing(TapProgram(HostPaths(Path(settings.text("root_dir"))))) as program:
         chosen = [_attached(program, interface) for interface in chosen]
-        passed_s = _wait(duration_s)
-        traffic, lost, sampled_share = program.traffic(), program.lost(), program.sampled_share
+        passed_s = _wait(program, duration_s)
+        sampled_share = program.sampled_share  # until now: the last reading may change it
+        traffic, lost = program.traffic(), program.lost()
     by_index = {interface.index: interface for interface in chosen if interface.index is not None}
     rows = [_row(by_index[seen.interface], seen, passed_s) for seen in traffic if seen.interface in by_index]
     rows.sort(key=lambda row: (row["vm"], row["interface"], row["port"]))
@@ -101,13 +103,16 @@ def _attached(program: TapProgram, interface: VmInterface) -> VmInterface:
     return interface
 
 
-def _wait(duration_s: float) -> float:
-    """How long it took, at least that long."""
-    began_s = time.monotonic()
+def _wait(program: TapProgram, duration_s: float) -> float:
+    """How long it took, at least that long. Readings meanwhile have it look at a part of connections that are many."""
+    read_s = began_s = time.monotonic()
     with progress("measuring", duration_s, counted=False) as bar:
         while (passed_s := time.monotonic() - began_s) < duration_s:
             bar.update(passed_s)
             time.sleep(min(_PAUSE_S, duration_s - passed_s))
+            if time.monotonic() - read_s >= _READ_S:
+                program.traffic()
+                read_s = time.monotonic()
     return passed_s
 
 

@@ -29,6 +29,7 @@ from manager.host.doctor.checks import CHECKS
 from manager.host.registry import HostPaths
 from manager.loop.lock import HostLock
 from manager.loop.outbox import Outbox
+from manager.model.fields import adapter_of
 from manager.model.finding import Finding, FindingStatus
 from manager.model.records import Event, Severity
 from manager.settings import load_settings
@@ -146,6 +147,20 @@ def test_json_has_the_documented_shape() -> None:
     assert report("kvm7", [FINDINGS[0], *FINDINGS[2:]])["ok"] is True
 
 
+@pytest.mark.parametrize("said", ["disks sda" + ", sdb" * 1000, "busy: \udcff\x1b[3 1.00", "nul \0"])
+def test_whatever_a_host_says_is_taken_by_its_agent(tmp_path: Path, said: str) -> None:
+    """Its findings come or go together: a name of a process that is no UTF-8 must not cost all of them."""
+
+    checks = [
+        Check("sees", "a", "t", lambda _subject: works(said, said)),
+        Check("x", "a", "t", raising(ValueError(said))),
+    ]
+    found = [check.run(subject_of(tmp_path, HostPaths(tmp_path))) for check in checks]
+    exchanged = json.loads(json.dumps(report("h", found)))["findings"]
+    assert adapter_of(tuple[Finding, ...]).validate_python(exchanged) == tuple(found)
+    assert all(one.detail for one in found)
+
+
 def run_doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EQUIPOISE_")}
     settings = ("--state-dir", str(folder), "--manager-url", "http://127.0.0.1:9", "--host-name", "h1")
@@ -219,7 +234,7 @@ class Manager:
 
     def __init__(self) -> None:
         self.date = 1_800_000_000.0
-        self.not_json = False
+        self.not_json = self.knows_nobody = False
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -227,7 +242,7 @@ class Manager:
                 open_to_all = self.path.startswith("/api/v1/health")
                 allowed = open_to_all or self.headers.get("Authorization") == "Bearer good"
                 body = {"version": "9.9"} if allowed else {"detail": "the token is unknown or revoked"}
-                self.send_response(200 if allowed else 401)
+                self.send_response(401 if not allowed else 404 if outer.knows_nobody and not open_to_all else 200)
                 self.end_headers()
                 self.wfile.write(b"<html>" if outer.not_json else json.dumps(body).encode())
 
@@ -280,6 +295,9 @@ def test_the_manager_is_asked_with_either_token(
     assert (found.status, "unknown or revoked" in found.detail) == ("degraded", True)
     (tmp_path / "agent.token").write_text("good")
     assert ask("manager", manager.url).status == "works", "the agent's token will do"
+    manager.knows_nobody = True
+    found = ask("manager", manager.url)
+    assert (found.status, "knows no host h1" in found.detail, "token" in found.advice) == ("degraded", True, False)
     manager.not_json = True
     assert ask("manager", manager.url).status == "warning"
     assert ask("manager", "http://127.0.0.1:9").status == "warning"

@@ -146,6 +146,20 @@ def test_what_is_sent_again_counts_when_it_was_sent_first(wire: Wire) -> None:
     assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.answers) == (1, 1)
 
 
+def test_a_part_that_is_sent_again_with_the_rest_begins_no_other_request(wire: Wire) -> None:
+    """What was lost on its way here and what was not, in one segment."""
+    connection = Connection()
+    wire.turn(connection)
+    wire.turn(connection)
+    wire.to_guest(connection.to_guest(GET[:10]))
+    time.sleep(PAUSE_S)
+    begun_s = time.monotonic()
+    wire.to_guest(connection.to_guest(GET, back=10))
+    wire.from_guest(connection.from_guest(OK))
+    assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.answers, wire.seen.untimed) == (2, 2, 0)
+    assert (wire.seen.times.percentile_us(100) or 0) <= (time.monotonic() - begun_s) * 1e6 * (1 + 2 * RELATIVE_ERROR)
+
+
 def test_probes_neither_ask_nor_answer(wire: Wire) -> None:
     """Of a connection that is idle, or whose other side has no room: the last byte once more, or none."""
     connection = wire.accept(Connection())
@@ -269,6 +283,18 @@ def test_a_guest_that_answers_on_every_port_gets_64_services(wire: Wire) -> None
         wire.accept(Connection(port=port))
     assert len(wire.all) == 64
     assert wire.lost["services"] == 36
+
+
+def test_a_guest_for_which_there_was_no_room_has_services_once_there_is(wire: Wire) -> None:
+    for service in range(1024):
+        other = tap.KEY.pack(2 + service // 64, 1000 + service % 64, 0)
+        wire.program._services.write(other, bytes(8 * len(tap.COUNTERS)))
+    for client_port in range(40_000, 40_100):
+        wire.accept(Connection(client_port=client_port))
+    assert (len(wire.all), wire.lost["services"]) == (1024, 100)
+    wire.program.detach(2)
+    wire.accept(Connection())
+    assert [service.port for service in wire.all if service.interface == INTERFACE] == [80]
 
 
 def test_an_interface_that_is_not_admitted_has_no_services() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -182,6 +183,15 @@ def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Serv
     assert again.stop() == 0, again.log
 
 
+def test_a_stop_while_the_manager_starts_is_a_clean_end(start: Callable[[], Service]) -> None:
+    service = start()
+    deadline = time.monotonic() + START_S
+    while not children(service.process.pid):
+        assert time.monotonic() < deadline, service.log
+        time.sleep(0.01)
+    assert service.stop() == 0, service.log
+
+
 def children(pid: int) -> list[int]:
     """Manager and agent; setpriv becomes the command itself."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -202,6 +212,15 @@ def test_what_is_refused_is_named_before_anything_starts(tmp_path: Path, argumen
     assert says in result.output
     assert "Traceback" not in result.output
     assert [one.name for one in tmp_path.iterdir()] == ["journal.db"]
+
+
+def test_a_port_at_which_another_manager_listens_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        arguments = ["run", "--simulate", "spike", "--state-dir", str(tmp_path), "--listen-port", port]
+        result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, f"cannot listen on 127.0.0.1 port {port}: " in result.output) == (1, True), result.output
+    assert not (tmp_path / "equipoise.db").exists()
 
 
 def test_a_simulated_hosts_folder_is_not_used_for_a_real_one(tmp_path: Path) -> None:

@@ -83,8 +83,20 @@ def test_definitions_are_looked_at_and_changed(driver: str) -> None:
         Definitions("nonsense:///")
 
 
-def test_the_command_says_what_is_and_what_would_be(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def host(folder: Path, mount: str) -> Path:
+    """The root of a host with this mount of control groups."""
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/self/mountinfo").write_text(f"1 1 0:1 / /sys/fs/cgroup rw - {mount}\n")
+    (folder / "sys/fs/cgroup").mkdir(parents=True)
+    (folder / "sys/fs/cgroup/cgroup.controllers").write_text("cpu\n")
+    return folder
+
+
+def test_the_command_says_what_is_and_what_would_be(
+    driver: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("EQUIPOISE_LIBVIRT_URI", driver)
+    monkeypatch.setenv("EQUIPOISE_ROOT_DIR", str(host(tmp_path, "cgroup2 cgroup2 rw")))
     found = CliRunner().invoke(main, ["partition", "render-1", "team"])
     assert found.exit_code == 0, found.output
     assert "render-1: starts outside the batch group" in found.output
@@ -100,10 +112,10 @@ def test_the_command_says_what_is_and_what_would_be(driver: str, monkeypatch: py
 def test_it_is_refused_where_running_vms_are_moved(
     driver: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/mountinfo").write_text("1 1 0:1 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n")
     monkeypatch.setenv("EQUIPOISE_LIBVIRT_URI", driver)
-    monkeypatch.setenv("EQUIPOISE_ROOT_DIR", str(tmp_path))
+    monkeypatch.setenv("EQUIPOISE_ROOT_DIR", str(host(tmp_path, "cgroup cgroup rw,cpu")))
+    shown = CliRunner().invoke(main, ["partition", "render-1"])
+    assert ("--apply" in shown.output, "while they run" in shown.output) == (False, True), shown.output
     found = CliRunner().invoke(main, ["partition", "--apply", "render-1"])
     assert found.exit_code == 1
     assert "while they run" in found.output

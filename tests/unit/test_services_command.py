@@ -103,6 +103,29 @@ def test_as_a_table_with_what_was_left_out(program: FakeProgram) -> None:
     assert "no service was seen" in show("cache")
 
 
+@dataclass
+class Crowded(FakeProgram):
+    """Has more connections than there is room for: each reading halves those that are looked at from then on."""
+
+    readings: int = 0
+
+    def traffic(self) -> list[ServiceTraffic]:
+        self.readings += 1
+        self.sampled_share /= 2
+        return super().traffic()
+
+
+@pytest.mark.parametrize(("read_s", "least"), [(60.0, 1), (0.0, 2)])
+def test_the_share_that_is_shown_is_that_of_what_was_counted(
+    monkeypatch: pytest.MonkeyPatch, program: FakeProgram, read_s: float, least: int
+) -> None:
+    crowded = Crowded()
+    monkeypatch.setattr(services_command, "TapProgram", lambda _paths: crowded)
+    monkeypatch.setattr(services_command, "_READ_S", read_s)
+    assert show("--json")["sampled_share"] == 0.5 ** (crowded.readings - 1)
+    assert crowded.readings >= least
+
+
 def test_an_interface_that_is_gone_is_told_and_others_are_shown(program: FakeProgram) -> None:
     program.refused = {8: errno.ENODEV}
     program.seen = [served(7, 80, {TapProtocol.HTTP: 1}, 2000)]

@@ -547,6 +547,7 @@ static __noinline struct service *make_service(const struct segment *segment)
 		__sync_fetch_and_add(services, 1);
 		if (!bpf_map_update_elem(&tap_services, &key, &nothing, BPF_NOEXIST))
 			return bpf_map_lookup_elem(&tap_services, &key);
+		__sync_fetch_and_add(services, -1); /* there is no room, or another CPU was first */
 	}
 	all = lost();
 	if (all)
@@ -965,7 +966,7 @@ static __always_inline void ask(struct __sk_buff *skb, struct row *row, struct s
 	struct connection *connection = connection_at(row, find(row, segment));
 	u32 end = from + segment->length;
 	u8 head[HEAD_BYTES] = {};
-	bool is_new = !connection, asked, follows;
+	bool is_new = !connection, asked, follows, again;
 	u64 weight = segment->weight, now_ns;
 
 	if (SELDOM(is_new))
@@ -979,6 +980,7 @@ static __always_inline void ask(struct __sk_buff *skb, struct row *row, struct s
 	segment->now_ns = now_ns;
 	load_head(skb, segment, head);
 	follows = !asked || connection->asked_end == from;
+	again = asked && (s32)(from - connection->asked_end) < 0; /* it begins with bytes that passed before */
 	connection->asked_end = end;
 	if (SELDOM(is_new || connection->matched == UNTIMED))
 		begin_in_order(row, segment, connection, from, head);
@@ -988,7 +990,7 @@ static __always_inline void ask(struct __sk_buff *skb, struct row *row, struct s
 		if (is_silent(connection, now_ns))
 			connection->matched = BY_TURNS; /* whatever was asked is answered by now */
 		begin_request(skb, segment, connection, service, head);
-	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
+	} else if (!again && begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		count_request(service, connection->protocol, weight);
 		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, four(head)))
 			return;

@@ -13,6 +13,7 @@ from manager.errors import HostError
 from manager.host.doctor.libvirt_view import LibvirtView, look_at_libvirt
 from manager.host.registry import HostPaths
 from manager.model.cpus import CpuSet, parse_cpus
+from manager.model.fields import as_text
 from manager.model.finding import Finding, FindingStatus
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 
@@ -77,7 +78,8 @@ class Check:
             advice = "run as root on the host itself; if it stays so, the reason says what could not be read or written"
             verdict = unknown(f"could not be found out: {error}", advice)
         essential = self.essential or verdict.essential
-        return Finding(self.id, self.area, self.title, verdict.status, essential, verdict.detail, verdict.advice)
+        detail, advice = as_text(verdict.detail), as_text(verdict.advice)  # names of others may be of any bytes
+        return Finding(self.id, self.area, self.title, verdict.status, essential, detail, advice)
 
 
 works = partial(CheckResult, FindingStatus.WORKS)
