@@ -81,12 +81,12 @@ def _rfc_3339(value: object) -> object:
 # Within these years every time can be converted to any offset and added to without overflow.
 Moment = Annotated[
     AwareDatetime,
-    BeforeValidator(_rfc_3339),
     Field(
         ge=datetime(1970, 1, 1, tzinfo=UTC),
         lt=datetime(9999, 1, 1, tzinfo=UTC),
         description="an RFC 3339 time with offset, from 1970 to 9998",
     ),
+    BeforeValidator(_rfc_3339),  # last: pydantic compares a time itself, what a function answers by functions
 ]
 
 
