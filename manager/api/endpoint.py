@@ -22,6 +22,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 from manager.api.auth import Access, allow
 from manager.api.problem_details import MEDIA_TYPE
 from manager.api.validation import read_json, read_text
+from manager.errors import InvalidRequest
 from manager.model.fields import json_of
 from manager.protocol.samples import ProblemDetails
 
@@ -113,7 +114,15 @@ def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> Base
     if part == "header":
         names = (field.alias for field in model.model_fields.values() if field.alias)
         return read_text(model, {name: request.headers[name] for name in names if name in request.headers})
-    return read_text(model, url_values if part == "path" else request.args.to_dict())
+    return read_text(model, url_values if part == "path" else _query())
+
+
+def _query() -> dict[str, str]:
+    """The parameters of the query. Raises InvalidRequest for one that is repeated: all but its first would be lost."""
+    for name, values in request.args.lists():
+        if len(values) > 1:
+            raise InvalidRequest(name, f"{len(values)} are refused; allowed: one")
+    return request.args.to_dict()
 
 
 def json_body() -> bytes:

@@ -10,7 +10,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
 from manager.api.interference_job import type_of
 from manager.api.queries import NamePath
-from manager.model.fields import Count, Name, Schema, Text
+from manager.model.fields import Count, Name, Schema, Text, as_text
 from manager.model.interference import LargestLoad
 from manager.model.registration import Sla
 from manager.store.interference_tables import InterferenceLook, KnownTable, look_of, tables_of
@@ -69,7 +69,7 @@ def interference_api(context: ManagerContext) -> RouteGroup:
             application=path.name,
             sla=sla,
             at=known.at if known else None,
-            size=known.size if known else "",
+            size=as_text(known.size) if known else "",
             size_since=known.size_since if known else None,
             why=_why(sla, known, tables),
             tables=[_out(table, hosts.get(table.host_type, [])) for table in tables],

@@ -144,7 +144,7 @@ def _together(plans: Sequence[PreviewOut], mode: Mode | None, nowhere: str) -> P
         policy=None,
         kind=max((plan.kind for plan in plans), key=_CERTAINTY.index, default=PreviewKind.EXACT),
         changes=[change for plan in plans for change in plan.changes],
-        notes=[f"{plan.host}: {note}" for plan in plans for note in plan.notes] if plans else [nowhere],
+        notes=[as_text(f"{plan.host}: {note}") for plan in plans for note in plan.notes] if plans else [nowhere],
     )
 
 

@@ -24,7 +24,8 @@ class PageQuery(Schema):
     """Which page of a list."""
 
     limit: Annotated[int, Field(ge=1, le=1000, description="most items per page, 1 to 1000")] = 100
-    cursor: Annotated[str, Field(max_length=200)] | None = Field(
+    # That of the story is the longest: a time and two names.
+    cursor: Annotated[str, Field(max_length=300)] | None = Field(
         default=None, description="`next` of the previous page; absent: the first page"
     )
 
@@ -32,7 +33,10 @@ class PageQuery(Schema):
 class SearchQuery(PageQuery):
     """Which page of a list by name, and of which names."""
 
-    search: Annotated[str, Field(max_length=63)] | None = Field(default=None, description="part of the name")
+    search: (
+        Annotated[str, Field(max_length=63, pattern=r"^[^\x00]*$", description="up to 63 characters, none of them NUL")]
+        | None
+    ) = Field(default=None, description="part of the name")
 
 
 class HostQuery(SearchQuery):

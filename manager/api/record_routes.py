@@ -16,7 +16,7 @@ from manager.api.endpoint import RouteGroup
 from manager.api.paging import RECORD, TIME, Page, part, read_cursor
 from manager.api.queries import DecisionQuery, EventQuery, NamePath, StoryQuery, TickQuery
 from manager.control.story import StoryChange, TimesAround, outcome_of, reasons, sentence
-from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, timestamp
+from manager.model.fields import MAX_TEXT, Name, Schema, Text, adapter_of, fields_of, timestamp
 from manager.model.records import DecisionRecord, Event, OutcomeKind, TickRecord
 from manager.model.registration import Mode, Sla
 from manager.model.window import Window, merge
@@ -155,7 +155,7 @@ def _entry(
         policy=first.policy,
         mode=first.mode,
         outcome=outcome_of(changes),
-        reason=reasons(changes),
+        reason=reasons(changes)[:MAX_TEXT],
         sla=times.sla if times else None,
         percentile_ms=times.percentile_ms if times else None,
         violated=bool(times and times.sla and times.percentile_ms and times.percentile_ms > times.sla.response_time_ms),

@@ -35,6 +35,7 @@ _DEFAULT_INTERVAL = timedelta(seconds=1)
 _MAX_LINES = 100_000
 _BYTES_PER_TIME = 64
 _NDJSON = "application/x-ndjson"
+_MOST_NAMED = 20  # VMs in one problem of a source
 
 
 def samples_api(context: ManagerContext) -> RouteGroup:
@@ -125,7 +126,9 @@ def _no_host(vms: Sequence[str]) -> str:
     """The problem of a probe or query whose VMs are registered for no host; empty: no problem."""
     if not vms:
         return ""
-    return f"no host is registered for VM {', '.join(vms)}: set its host, or that of the source"
+    rest = len(vms[_MOST_NAMED:])
+    named = ", ".join(vms[:_MOST_NAMED]) + (f" and {rest} more" if rest else "")
+    return f"no host is registered for VM {named}: set its host, or that of the source"
 
 
 def _refuse_strangers(context: ManagerContext, application: str) -> None:

@@ -33,8 +33,12 @@ from manager.store.rollup_queue import MINUTE, floor, note_windows
 from manager.store.row_writes import among, has_arrays, is_one_of, upsert
 from manager.store.window_packs import COLUMNS, PUSHED, SPAN, StoredWindow, at_places, joined_origins, packed, stored
 
-MAX_COUNT = 2**53
-"""Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
+MAX_COUNT = 10**12
+"""Most samples, and most requests that were posted, in a window of one origin.
+
+So those of all origins together, and a whole hour of them, are within what agents and readers of JSON take, which is
+2**53 samples and 1e15 requests, and within a BIGINT.
+"""
 
 POSTED_LATELY = timedelta(minutes=10)
 """An application that somebody has posted response times to for no longer than that ago needs no source."""
@@ -49,7 +53,7 @@ _MOST_SLOTS = 1000  # slots looked up by one statement
 def add_samples(session: Session, application: str, windows: Collection[Window], slot_length: timedelta) -> None:
     """Add posted response times, each window to the slot in which it ended. Call it in ``Database.writing``.
 
-    Raises NotFound for an unknown application, and InvalidRequest for more samples than a window can count.
+    Raises NotFound for an unknown application, and InvalidRequest for more samples or requests than a window takes.
     """
     # Locking the application makes adding to one of its windows one at a time; KEY SHARE lets others refer to it.
     query = select(ApplicationRow).where(ApplicationRow.name == application).with_for_update(key_share=True)
@@ -65,6 +69,9 @@ def add_samples(session: Session, application: str, windows: Collection[Window],
         if merged.histogram.count > MAX_COUNT:
             text = f"{window.histogram.count} more samples in this window; allowed: {MAX_COUNT} in all"
             raise InvalidRequest("buckets", text)
+        if (merged.requests or 0) > MAX_COUNT:
+            text = f"{window.requests:g} more requests in this window; allowed: {MAX_COUNT} in all"
+            raise InvalidRequest("requests", text)
         if present is None:
             present = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
             session.add(present)

@@ -16,12 +16,14 @@ from manager.api.table_verdicts import present_loads
 from manager.cli import fits_command, main, profile_table
 from manager.errors import TwinRefused
 from manager.model.histogram import Histogram
+from manager.model.registration import VmClass, VmSpec
 from manager.protocol.client import ManagerClient
 from manager.sim.twin import Twin
 from manager.store.jobs import Run
 from manager.store.models import HostRow
 from manager.store.registrations import get
 from manager.store.tick_rollups import read_ticks
+from manager.store.vms import put_vm
 from tests.api.conftest import CAPABILITIES, HOST, START, Api, moment, report, status, tick_of, window
 from tests.api.sweeping import InProcess
 
@@ -127,6 +129,18 @@ def test_other_sizes_of_its_vms_are_another_table(site: Api) -> None:
     tell(site, 19, vcpus=2)
     look(site)
     assert [table["minutes"] for table in known(site)["tables"]] == [19]
+
+
+def test_the_size_of_very_many_vms_is_shortened(site: Api) -> None:
+    names = [f"web-{number}" for number in range(1100)]
+    with site.database.registering() as session:
+        for name in names:
+            put_vm(session, VmSpec(name, VmClass.CRITICAL, host=HOST), START, lambda _etag: None)
+    tiers = [{"name": tier, "vms": names[place::2]} for place, tier in enumerate(("a", "b"))]
+    site.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 10}})
+    site.ok("POST", f"/hosts/{HOST}/report", report(vms=[status(name) for name in names]))
+    look(site)
+    assert len(known(site)["size"]) == 2000
 
 
 def test_applications_of_a_host_are_looked_at_together(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,25 @@ def test_an_application_is_previewed_on_all_hosts_where_its_vms_run(shop: Api) -
     assert plain(both) == [WEIGHT | {"vm": "db-1"}, PIN | {"vm": "db-1"}]
 
 
+def test_the_longest_notes_of_several_hosts_are_shortened(api: Api) -> None:
+    """A VM that no tick holds is named in a note."""
+    names = {host: [f"{host}-{'v' * 50}-{number:02}" for number in range(40)] for host in (HOST, "kvm2")}
+    for host, vms in names.items():
+        for vm in vms:
+            api.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": host})
+        statuses = [status(vm, mode="observe") for vm in vms]
+        body = report(vms=statuses, tick=tick(mode="released"), ticks=[tick_of(-1, mode="released", vms=[])])
+        api.ok("POST", f"/hosts/{host}/report", body)
+    every = [vm for vms in names.values() for vm in vms]
+    api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": every}], "mode": "observe"})
+    api.ok("PATCH", f"/hosts/{HOST}", {"policy": "equal"})
+    api.ok("PATCH", "/hosts/kvm2", {"policy": "equal"})
+    notes = preview(api, "?mode=enforce", "/applications/shop")["notes"]
+    unseen = [note for note in notes if "no tick holds them" in note]
+    assert [note.partition(":")[0] for note in unseen] == [HOST, "kvm2"]
+    assert {len(note) for note in unseen} == {2000}
+
+
 PARTS = [{"domain": 0, "ways": 4, "mask": "f"}, {"domain": 1, "ways": 8, "mask": "ff0"}]
 CACHE = {
     "resource": "L3",

@@ -75,6 +75,19 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
     assert len(api.ok("GET", f"/{kind}")["items"]) == 6
 
 
+def test_a_parameter_that_is_repeated_is_refused(sqlite_api: Api) -> None:
+    [error] = sqlite_api.refused(422, "GET", "/vms?host=kvm1&host=kvm2&limit=1")["errors"]
+    assert error == {"field": "host", "message": "2 are refused; allowed: one"}
+
+
+@pytest.mark.parametrize("kind", ["hosts", "vms", "applications", "domains"])
+@pytest.mark.parametrize("search", ["%00", "a%00b", "a" * 64])
+def test_a_search_that_no_name_can_hold_is_refused(api: Api, kind: str, search: str) -> None:
+    [error] = api.refused(422, "GET", f"/{kind}?search={search}")["errors"]
+    assert error["field"] == "search"
+    assert "allowed: up to 63 characters, none of them NUL" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [

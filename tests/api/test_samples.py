@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from manager.model.fields import adapter_of
 from manager.model.histogram import Histogram
-from tests.api.conftest import Api, moment
+from manager.protocol.assignment import AssignmentOut
+from manager.store.windows import MAX_COUNT
+from tests.api.conftest import Api, moment, report, window
 
 
 def post(api: Api, body: dict[str, Any]) -> int:
@@ -90,7 +93,9 @@ def test_windows_come_newest_first_in_parts(shop: Api) -> None:
         ({"buckets": {"1": 1}}, "buckets.1", ['"1"', "counts by bucket number, "]),
         ({"buckets": {"x": 1}}, "buckets.x", ['"x"']),
         ({"buckets": {"500": -1}}, "buckets.500", ["-1", "at least 0"]),
-        ({"buckets": {str(n): 2**53 for n in range(500, 510)}}, "buckets", [str(2**53)]),
+        ({"buckets": {str(n): 2**53 for n in range(500, 510)}}, "buckets", [str(2**53), "in all"]),
+        ({"buckets": {"500": 2**53}}, "buckets", [str(2**53), "in all"]),
+        ({"requests": 1e15}, "requests", ["1e+15", "in all"]),
         ({"end": "2026-03-01T12:01:01Z"}, "end", ["2026-03-01 12:01:01", "60 s after"]),
         ({"start": "2026-03-01T12:00:01Z"}, "start", ["at most the end"]),
         ({"end": "soon"}, "end", ['"soon"', "RFC 3339"]),
@@ -103,6 +108,20 @@ def test_bad_samples_are_refused_as_a_whole(shop: Api, body: Any, field: str, wo
     assert problem["field"] == field
     assert all(word in problem["errors"][0]["message"] for word in words), problem
     assert shop.ok("GET", "/applications/shop/windows")["items"] == []
+
+
+def test_the_most_that_is_accepted_can_be_read_by_everybody(shop: Api) -> None:
+    shop.ok("PUT", "/hosts/kvm1", {})
+    shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": "kvm2"})
+    most = {"500": MAX_COUNT}
+    assert post(shop, {"buckets": most}) == MAX_COUNT
+    assert shop.refused(422, "POST", "/applications/shop/samples", {"requests": 1})["field"] == "requests"
+    windows = [window(buckets=most, requests=MAX_COUNT)]
+    assert shop.ok("POST", "/hosts/kvm2/report", report(windows=windows), role="other host")["stored_windows"] == 1
+    [found] = shop.ok("GET", "/applications/shop/windows?buckets=true")["items"]
+    assert (found["count"], found["buckets"]) == (2 * MAX_COUNT, {"500": 2 * MAX_COUNT})
+    assignment = adapter_of(AssignmentOut).validate_json(shop.call("GET", "/hosts/kvm1/assignment").data)
+    assert [window.requests for window in assignment.slots["shop"]] == [2.0 * MAX_COUNT]
 
 
 def test_samples_of_an_unknown_application_are_refused(api: Api) -> None:

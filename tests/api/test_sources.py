@@ -197,3 +197,16 @@ def test_an_application_without_a_source_is_measured_at_its_taps_unless_somebody
     shop.ok("PATCH", "/applications/shop", {"sla": {"response_time_ms": 5}, "sources": [source("push", "p")]})
     [application] = shop.ok("GET", f"/hosts/{HOST}/assignment")["applications"]
     assert [each["name"] for each in application["sources"]] == ["p"]
+
+
+def test_a_source_that_no_host_runs_names_some_of_many_vms(shop: Api) -> None:
+    for host in (HOST, "kvm2"):
+        shop.ok("PUT", f"/hosts/{host}", {})
+    names = [f"{'v' * 60}{number:03}" for number in range(40)]
+    for name in names:
+        shop.ok("PUT", f"/vms/{name}", {"class": "critical"})
+    body = {"tiers": [{"name": "web", "vms": names}], "sources": [source("http_probe")]}
+    shop.ok("PUT", "/applications/shop", body)
+    [row] = shop.ok("GET", "/applications/shop/sources")["items"]
+    assert row["problem"].startswith(f"no host is registered for VM {names[0]}, {names[1]}, ")
+    assert row["problem"].endswith(f"{names[19]} and 20 more: set its host, or that of the source")

@@ -117,6 +117,24 @@ def test_entries_in_parts(told: Api, limit: int) -> None:
     assert parts == whole
 
 
+def test_the_longest_names_are_listed_in_parts(told: Api) -> None:
+    host, vms, at = "h" * 63, ["v" * 62 + digit for digit in "12"], "2026-03-01T12:00:00.123456Z"
+    decisions = [record(7 + n, at=at, host=host, vm=vm) for n, vm in enumerate(vms)]
+    told.ok("POST", f"/hosts/{host}/report", report(decisions=decisions))
+    first = told.ok("GET", f"/decisions/story?host={host}&limit=1")
+    second = told.ok("GET", f"/decisions/story?host={host}&limit=1&cursor={first['next']}")
+    assert [one["vm"] for one in first["items"] + second["items"]] == vms
+
+
+def test_long_reasons_are_shortened_together(told: Api) -> None:
+    long = [of(7 + n, 15, knob="vcpu_pin", index=n, reason=f"{n}{'r' * 1999}") for n in range(3)]
+    told.ok("POST", f"/hosts/{HOST}/report", report(decisions=long))
+    newest = story(told)[0]
+    assert newest["reason"].startswith("0rrr")
+    assert len(newest["reason"]) == 2000
+    assert [len(change["reason"]) for change in newest["changes"]] == [2000] * 3
+
+
 def test_two_hosts_that_decide_at_the_same_moment_are_two_entries(told: Api) -> None:
     told.ok("POST", f"/hosts/{OTHER}/report", report(decisions=[of(7, 0, host=OTHER)]))
     assert [one["host"] for one in story(told, f"vm=web-1&until={moment(1)}")] == [HOST, OTHER]
