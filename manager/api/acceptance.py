@@ -13,10 +13,10 @@ from pydantic_core import from_json
 from manager.api.validation import FieldError, field_error, refusal, shown
 from manager.model.fields import json_of, timestamp
 from manager.model.packed_ticks import TickPack, read_pack
+from manager.model.window import MAX_COUNT
 from manager.protocol.assignment import RefusedItem
 from manager.protocol.report import NO_BUCKETS, ReportedWindow, ReportIn
 from manager.protocol.sparing import read_sparing
-from manager.store.windows import MAX_COUNT
 
 LISTS = ("vms", "sources", "domains", "windows", "ticks", "packed_ticks", "decisions", "events", "migrations")
 PARTS = ("capabilities", "tick", "findings", "services")

@@ -21,7 +21,7 @@ from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.fields import adapter_of, timestamp
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.source import ON_EVERY_HOST, SourceStatus
-from manager.model.window import Window
+from manager.model.window import MAX_COUNT, Window
 from manager.protocol.samples import SampleLine, SamplesIn, SamplesOut
 from manager.store.applications import application_with_past
 from manager.store.models import ApplicationRow
@@ -29,7 +29,7 @@ from manager.store.registrations import get
 from manager.store.serving_hosts import hosts_to_register, named_hosts, served_until
 from manager.store.source_rows import source_statuses, sources_of
 from manager.store.watched_hosts import look_at
-from manager.store.windows import MAX_COUNT, POSTED_LATELY, add_samples, list_windows, posted_to, slot_start
+from manager.store.windows import POSTED_LATELY, add_samples, list_windows, posted_to, slot_start
 
 _DEFAULT_INTERVAL = timedelta(seconds=1)
 _MAX_LINES = 100_000

@@ -131,14 +131,18 @@ def driven_load(result: LoadResult, step: NextLoad | None, percentile: float, sl
 
 
 def _steps(intervals: Sequence[IntervalResult], percentile: float) -> Iterator[tuple[float, float]]:
-    """Rate and percentile of consecutive intervals that have enough response times together."""
+    """Rate and percentile of consecutive intervals that have enough response times together.
+
+    As in history, where nothing was answered there is no rate: time-outs of a server that hangs are not those at 0.
+    """
     part: list[IntervalResult] = []
     for interval in intervals:
         part.append(interval)
         histogram = Histogram().merge(*(one.histogram for one in part))
         percentile_ms = _ms(histogram, percentile)
         if percentile_ms is not None and histogram.count >= needed(percentile):
-            yield sum(one.answered for one in part) / (part[-1].end_s - part[0].start_s), percentile_ms
+            if answered := sum(one.answered for one in part):
+                yield answered / (part[-1].end_s - part[0].start_s), percentile_ms
             part = []
 
 

@@ -47,8 +47,8 @@ OUTPUT
   the p95, or more than 80 % of a core used. It also says when the rate was not reached, the rate that was, and what to
   do. With --json an object; times are in microseconds, and `intervals` has each second (--interval).
 
-  SIGINT, SIGTERM and SIGHUP end the run. What was measured so far is printed, and outstanding requests count as errors
-  (interrupted) at their age.
+  SIGINT, SIGTERM and SIGHUP (but under nohup) end the run. What was measured so far is printed, and outstanding
+  requests count as errors (interrupted) at their age.
 
 EXIT STATUS
   0  requests were answered, at the rate that was asked for

@@ -16,6 +16,7 @@ from manager.cli.options import Failure
 from manager.control.load_search import OwnDelay
 from manager.load import HttpOptions, LoadSpec
 from manager.load.result import GENERATED, MAX_CPU_SHARE
+from manager.load.spec import KEY_FIELD
 from manager.model.histogram import Histogram
 
 _LOOK_S = 0.1
@@ -56,7 +57,7 @@ def arguments(spec: LoadSpec) -> list[str]:
         protocol = spec.protocol
         words += ["--keys", str(protocol.keys), "--value-bytes", str(protocol.value_bytes)]
         return [*words, "--set-share", repr(protocol.set_share)]
-    if spec.protocol.keys > 1:
+    if KEY_FIELD in spec.protocol.path:
         words += ["--keys", str(spec.protocol.keys)]
     return [*words, *(word for name, value in spec.protocol.headers for word in ("--header", f"{name}: {value}"))]
 

@@ -234,9 +234,10 @@ def start_logging(settings: Settings) -> None:
 
 @contextmanager
 def stop_signal(*more: signal.Signals) -> Iterator[threading.Event]:
-    """An event that SIGTERM, SIGINT and ``more`` set while the block runs."""
+    """An event that SIGTERM, SIGINT and ``more`` set while the block runs; of these not those that `nohup` ignores."""
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (*_SIGNALS, *more)}
+    heard = [number for number in more if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (*_SIGNALS, *heard)}
     try:
         yield stop
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from manager.cli.load_options import GroupedCommand, driven_load, load_options, number
+from manager.cli.load_options import GroupedCommand, driven_load, load_options
 from manager.cli.load_processes import MadeLoad, run_loads
 from manager.cli.options import CLIENT_SETTINGS, Failure, NumberRange, connect, json_option, stop_signal, with_settings
 from manager.cli.pair_record import (
@@ -31,6 +31,7 @@ from manager.control.load_search import LoadVerdict, judged
 from manager.control.pair_map import PAIR_LEVELS, next_pair, pair_map
 from manager.errors import EquipoiseError, SettingsError
 from manager.load import LoadSpec, Phase
+from manager.load.spec import RANGES
 from manager.model.numbers import digits
 from manager.model.units import per_second
 from manager.model.window import SlaState
@@ -39,6 +40,7 @@ from manager.settings import Settings
 from manager.terminal import output, progress, say
 
 _PICTURES = (".png", ".svg", ".pdf")
+_PEAK = NumberRange(0.01, RANGES["rate_rps"][1])
 RunLoads = Callable[[Sequence[LoadSpec], threading.Event], list[MadeLoad]]
 
 _EPILOG = """
@@ -87,8 +89,8 @@ def _seconds(name: str, least: float, most: float, default: float, text: str) ->
 @click.argument("second", metavar="B")
 @click.option("--drive-a", required=True, metavar="TARGET", help="Of A: http://HOST[:PORT]/PATH or memcached://HOST.")
 @click.option("--drive-b", required=True, metavar="TARGET", help="Of B, likewise.")
-@click.option("--peak-a", type=number("rate_rps"), metavar="RPS", help="Largest load of A. [default: measured]")
-@click.option("--peak-b", type=number("rate_rps"), metavar="RPS", help="Largest load of B. [default: measured]")
+@click.option("--peak-a", type=_PEAK, metavar="RPS", help="Largest load of A. [default: measured]")
+@click.option("--peak-b", type=_PEAK, metavar="RPS", help="Largest load of B. [default: measured]")
 @click.option(
     "--levels", type=click.IntRange(*PAIR_LEVELS), default=5, show_default=True, metavar="N", help="Loads of each."
 )

@@ -85,7 +85,7 @@ def replay(
     }
     shown: list[Table | str] = [f"No closed loop: {refused}"] if refused and not open_loop else []
     if closed:
-        shown += [closed_loop_table(closed, recording.policies[-1]), *refusal_lines(closed.refused)]
+        shown += [closed_loop_table(closed, recording.ticks[-1].policy), *refusal_lines(closed.refused)]
     output(
         as_json,
         replay_json(replayed, recording) | body,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ from manager.sim.matrix import (
     totals,
     verdicts,
 )
+from manager.sim.scenario import Scenario
 from manager.sim.scenario_files import load_scenario, shipped
 from manager.sim.sim_report import (
     comparison_table,
@@ -148,8 +150,8 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
     """Run scenarios under several policies, on all cores, and compare."""
     if not scenarios and not made_up:
         raise click.UsageError("name a SCENARIO, or use --random N")
-    loaded = [load_scenario(name) for name in scenarios] + [random_scenario(number) for number in range(made_up)]
-    chosen = tuple(check_policy(name) for name in policies) or usual_policies()
+    loaded = _named_apart(scenarios, [random_scenario(number) for number in range(made_up)])
+    chosen = tuple(dict.fromkeys(map(check_policy, policies))) or usual_policies()
     with progress("runs", len(loaded) * len(chosen) * seeds) as bar:
         results = run_all(loaded, chosen, seeds, bar.advance)
     single, overall = by_scenario(results), by_policy(results)
@@ -261,6 +263,16 @@ def matrix(
 sim.add_command(calibrate_command, "calibrate")
 sim.add_command(fits)
 sim.add_command(loads)
+
+
+def _named_apart(given: Sequence[str], made_up: Sequence[Scenario]) -> list[Scenario]:
+    """The scenarios, each once. Where several have one name, such as files of two folders, they are called as given:
+    results are summed up by name.
+    """
+    loaded = {text: load_scenario(text) for text in given}
+    names = Counter(scenario.name for scenario in (*loaded.values(), *made_up))
+    shown = [replace(each, name=text) if names[each.name] > 1 else each for text, each in loaded.items()]
+    return [*shown, *made_up]
 
 
 def _drawing() -> Callable[[Table, Path], None]:

@@ -158,6 +158,7 @@ class Engine:
         outstanding = [intended_s for connection in self._connections for intended_s in connection.outstanding]
         for intended_s in [*outstanding, *self._waiting]:
             self._recorder.failed(intended_s, "interrupted", now_s - intended_s)
+        self._recorder.left_waiting(self._waiting)
 
     def close(self) -> None:
         """Close all sockets."""

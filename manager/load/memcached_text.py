@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from manager.load.spec import MemcachedOptions, sizes_of
 
 MAX_LINE_BYTES = 2048
 _VALUE_END = b"\r\nEND\r\n"
+_SIZE = re.compile(rb"[0-9]{1,18}")
 _ERRORS = {b"ERROR": "memcached_error", b"CLIENT_ERROR": "client_error", b"SERVER_ERROR": "server_error"}
 _PRELOAD_BYTES = 1_000_000
 _PRELOAD_COMMANDS = 500  # their answers must fit the socket buffers: nobody reads them meanwhile
@@ -49,7 +51,7 @@ class MemcachedParser:
             if not line.startswith(b"VALUE "):
                 return self._line(line, data)
             size = line[line.rfind(b" ") + 1 :]
-            if not size.isdigit():
+            if not _SIZE.fullmatch(size):
                 raise BadAnswer(f"not a VALUE line: {line[:80]!r}")
             self._left = int(size) + len(_VALUE_END)
             self._tail = b""

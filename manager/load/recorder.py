@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from manager.load.result import IntervalResult, LoadResult
 from manager.load.spec import LoadSpec
@@ -27,6 +27,7 @@ class Recorder:
         self._interval_start_s = 0.0  # this and the next: seconds since start_s
         self._last_answer_s = 0.0
         self._last_sent_s = 0.0
+        self._waiting = 0
         self._sum_us = 0.0
         self._max_us = 0.0
         self._lateness_max_us = 0.0
@@ -66,6 +67,10 @@ class Recorder:
         self._errors[kind] += 1
         if after_s is not None:
             self._time(after_s * 1e6)
+
+    def left_waiting(self, intended_s: Iterable[float]) -> None:
+        """Requests that still waited for a connection when the run was stopped."""
+        self._waiting += sum(due_s >= self._start_s for due_s in intended_s)
 
     def _time(self, time_us: float) -> None:
         self._sum_us += time_us
@@ -107,6 +112,7 @@ class Recorder:
             intervals=intervals,
             cpu_s=cpu_s,
             cpu_share=cpu_share,
+            waiting=self._waiting,
         )
 
     def _planned_end_s(self, number: int) -> float:

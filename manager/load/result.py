@@ -57,6 +57,7 @@ class LoadResult:
     * ``duration_s``: from the schedule's begin to its end, or to the last answer if that came later.
     * ``sending_s``: from the schedule's begin to its end, or until the last request left the queue if that came later.
     * ``cpu_s``: CPU time of the thread, warm-up included, over ``cpu_share`` of one core.
+    * ``waiting``: requests among the interrupted ones that no connection had taken.
     * ``events``: what else happened, warm-up included: ``reconnects``, ``connect_failures``, ``unsolicited`` (data
       nobody asked for), ``misses``.
     """
@@ -76,6 +77,7 @@ class LoadResult:
     intervals: tuple[IntervalResult, ...]
     cpu_s: float
     cpu_share: float
+    waiting: int = 0
 
     @property
     def rate_rps(self) -> float:
@@ -103,7 +105,7 @@ class LoadResult:
     @property
     def requested_rps(self) -> float:
         """Requests per second that a connection took."""
-        sent = self.sent - self.errors.get(_NEVER_SENT, 0)
+        sent = self.sent - self.errors.get(_NEVER_SENT, 0) - self.waiting
         return sent / self.sending_s if self.sending_s > 0 else 0.0
 
     @property

@@ -81,7 +81,12 @@ def _reach(spec: LoadSpec, protocol: WireProtocol, stopped: Callable[[], bool]) 
     while True:
         for address in addresses:
             _check_stopped(stopped)
-            with socket.socket(address.family, socket.SOCK_STREAM) as probe:
+            try:
+                probe = socket.socket(address.family, socket.SOCK_STREAM)  # fails without IPv6, which localhost has
+            except OSError as error:
+                reason = error.strerror or str(error)
+                continue
+            with probe:
                 # Short attempts: a signal is noticed between them, and a lost SYN costs no more than one.
                 probe.settimeout(min(_ATTEMPT_S, spec.connect_timeout_s))
                 try:

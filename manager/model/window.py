@@ -13,6 +13,13 @@ from pydantic_core import core_schema
 from manager.model.fields import CLOSED, WIRE, Buckets, EpochS, Name, Percentile, written_as
 from manager.model.histogram import Histogram
 
+MAX_COUNT = 10**12
+"""Most response times, and most requests that were posted, in a window of one origin.
+
+So those of all origins together, and a whole hour of them, are within what agents and readers of JSON take, which is
+2**53 response times and 1e15 requests, and within a BIGINT.
+"""
+
 
 class Burn(StrEnum):
     """How urgent the burn rate of an error budget is: ``fast``: look at once, ``slow``: today, ``none``: not at all."""

@@ -10,8 +10,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from manager.model.fields import adapter_of
 from manager.model.law import Law
-from manager.sim.scenario import Scenario
+from manager.model.registration import Mode
+from manager.model.rules import PlacementRules
+from manager.sim.scenario import Scenario, VmSettings
 from manager.sim.sim_host import SimHost
 from manager.sim.telemetry import SimTelemetry
 from manager.sim.world import World
@@ -96,7 +99,11 @@ def registrations(scenario: Scenario, host: str, policy: str) -> list[tuple[str,
     """Path and body of each PUT that registers the scenario with a manager, in order."""
     assignment = scenario.assignment(policy)
     bodies: list[tuple[str, dict[str, object]]] = [
-        (f"/vms/{vm.name}", {"class": str(vm.vm_class), "libvirt_name": vm.name, "host": host}) for vm in assignment.vms
+        (
+            f"/vms/{vm.name}",
+            {"class": str(vm.vm_class), "libvirt_name": vm.name, "host": host, **_settings(scenario, vm.name)},
+        )
+        for vm in assignment.vms
     ]
     for app in assignment.applications:
         body: dict[str, object] = {"tiers": [{"name": tier.name, "vms": list(tier.vms)} for tier in app.tiers]}
@@ -108,6 +115,18 @@ def registrations(scenario: Scenario, host: str, policy: str) -> list[tuple[str,
             body["cache"] = app.cache
         bodies.append((f"/applications/{app.name}", body))
     body = {"policy": policy, "pinning": scenario.pinning, "cache": str(assignment.host.cache)}
+    if scenario.mode is not Mode.ENFORCE:
+        body["mode"] = str(scenario.mode)
+    if scenario.batch_idle:
+        body["batch_idle"] = True
+    if scenario.placement != PlacementRules():
+        body["placement"] = adapter_of(PlacementRules).dump_python(scenario.placement, mode="json", by_alias=True)
     if scenario.law != Law():
         body["law"] = dataclasses.asdict(scenario.law)
     return [*bodies, (f"/hosts/{host}", body)]
+
+
+def _settings(scenario: Scenario, vm: str) -> dict[str, object]:
+    """What a VM is registered with beside its class."""
+    own = adapter_of(VmSettings).dump_python(scenario.settings_of(vm), mode="json", exclude_none=True)
+    return {name: value for name, value in own.items() if name not in {"vm", "initial_weight"}}

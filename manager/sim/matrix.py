@@ -6,7 +6,6 @@ The verdicts are pure functions of a table of runs. All of it is simulated.
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from manager.errors import SettingsError
 from manager.model.units import percent
 from manager.sim.compare import PUBLISHED, installed, run_once
 from manager.sim.oracle import ORACLE
+from manager.sim.parallel import end_when_interrupted
 from manager.sim.results import RunResult
 from manager.sim.scenario import Scenario
 
@@ -135,7 +135,7 @@ def run_jobs(jobs: Sequence[tuple[Scenario, str]]) -> Generator[MatrixRun, None,
         yield from (matrix_run(scenario, run_once(scenario, policy)) for scenario, policy in jobs)
         return
     # Not forked: the caller may have threads.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_when_interrupted)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=end_when_interrupted)
     try:
         waiting = {pool.submit(_job, *job) for job in jobs}
         while waiting:
@@ -143,10 +143,6 @@ def run_jobs(jobs: Sequence[tuple[Scenario, str]]) -> Generator[MatrixRun, None,
             yield from (future.result() for future in done)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _end_when_interrupted() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _job(scenario: Scenario, policy: str) -> MatrixRun:

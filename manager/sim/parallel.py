@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -20,11 +21,19 @@ def on_all_cores(
     if workers < 2:
         return one_by_one(function, jobs, on_done)
     # Not forked: the caller may have threads.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=end_when_interrupted)
+    try:
         futures = [pool.submit(function, job) for job in jobs]
         for _ in as_completed(futures):
             on_done()
         return [future.result() for future in futures]
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, too: those that have not begun are left out
+
+
+def end_when_interrupted() -> None:
+    """In a process of a pool: Ctrl-C ends it. Else it would be the result of a job, and the next one would begin."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def one_by_one(

@@ -52,6 +52,7 @@ class AppResult:
     failed: int
     percentile_ms: tuple[float | None, ...]
     rate_rps: tuple[float, ...]
+    vms: tuple[str, ...] = ()
 
 
 def app_result(name: str, sla: Sla, slots: Sequence[AppSlot], interval_s: float) -> AppResult:
@@ -78,8 +79,8 @@ class VmResult:
     """A VM over the whole run. ``weights`` is the weight in force in each interval.
 
     ``cpu_share`` is a fraction of the whole host; ``progress``, of batch VMs, the CPU time against running with the
-    batch VMs alone; ``weight_changes_per_hour`` counts from when the policy had time to settle. ``slower``: how many
-    times as long its work took for what it had of cache and memory.
+    batch VMs alone, None of one that is always idle; ``weight_changes_per_hour`` counts from when the policy had time
+    to settle. ``slower``: how many times as long its work took for what it had of cache and memory.
     """
 
     name: str
@@ -104,10 +105,11 @@ class GroupResult:
 
 
 def alone_cores(batch: Sequence[BatchSpec], pcpus: int) -> dict[str, float]:
-    """pCPUs that a VM of each group would use with nothing but these VMs on the host."""
+    """pCPUs that a VM of each group would use with nothing but these VMs on the host; 0 of one that is always idle."""
     wanted = {group.name: group.duty * group.vcpus for group in batch}
     total = sum(wanted[group.name] * group.vms for group in batch)
-    return {name: cores * min(1.0, pcpus / total) for name, cores in wanted.items()}
+    part = min(1.0, pcpus / total) if total else 1.0
+    return {name: cores * part for name, cores in wanted.items()}
 
 
 @dataclass(frozen=True, slots=True)

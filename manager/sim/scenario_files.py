@@ -157,6 +157,8 @@ def _whole(make: Callable[[_Fields], Value], table: object, where: str) -> Value
 
 def _allowed(schema: Mapping[str, Any]) -> str:
     """What a field takes, in words."""
+    if "anyOf" in schema:  # something or nothing, of which files leave out the latter
+        [schema] = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
     if "enum" in schema:
         return " or ".join(map(repr, schema["enum"]))
     if schema["type"] in {"number", "integer"}:

@@ -21,9 +21,10 @@ def run_json(result: RunResult) -> dict[str, Any]:
     """One run: the same names as a run of the demonstration has, and a mark that it is simulated."""
     body = asdict(result)
     applications = {app.pop("name"): app for app in body["applications"]}
-    for name, app in applications.items():
+    weights = {vm.name: vm.weights for vm in result.vms}
+    for app in applications.values():
         app[f"p{app['percentile']:g}_ms"] = app.pop("percentile_ms")
-        app["weights"] = {vm.name: vm.weights for vm in result.vms if vm.name.startswith(f"{name}-")}
+        app["weights"] = {name: weights[name] for name in app.pop("vms")}
     body.update(
         simulated=True,
         violated_share=result.violated_share,

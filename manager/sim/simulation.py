@@ -15,7 +15,7 @@ from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.sim.results import AppResult, GroupResult, RunResult, VmResult, alone_cores, app_interval, app_result
-from manager.sim.scenario import HOST_NAME, FaultKind, Scenario
+from manager.sim.scenario import HOST_NAME, FaultKind, Scenario, tier_vms
 from manager.sim.services import AppSlot, joined
 from manager.sim.sim_host import SimHost
 from manager.sim.telemetry import SimTelemetry
@@ -165,7 +165,11 @@ class Simulation:
         """What the intervals so far came to."""
         scenario, elapsed_s = self.scenario, self.world.now_s
         apps: list[AppResult] = [
-            app_result(app.name, app.sla, self._slots[app.name], scenario.interval_s) for app in scenario.applications
+            replace(
+                app_result(app.name, app.sla, self._slots[app.name], scenario.interval_s),
+                vms=tuple(vm for tier in app.tiers for vm in tier_vms(app, tier)),
+            )
+            for app in scenario.applications
         ]
         alone = alone_cores([group for group in scenario.batch if not group.critical], scenario.pcpus)
         settled_h = max(elapsed_s - scenario.settle_s, scenario.interval_s) / 3600
@@ -176,7 +180,7 @@ class Simulation:
             progress = None
             if vm.batch and not vm.batch.critical:
                 due_s = alone[vm.batch.name] * elapsed_s
-                progress = cpu_s / due_s
+                progress = cpu_s / due_s if due_s else None
                 got_s, wanted_s = got_s + cpu_s, wanted_s + due_s
             vms.append(
                 VmResult(

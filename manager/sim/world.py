@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
@@ -50,6 +51,7 @@ class World:
         self.look: Callable[[], AbstractContextManager[object]] = nullcontext
         """Brings the world up to now where time passes by itself, and keeps other threads out; see ``in_step``."""
         self.faults: set[tuple[FaultKind, str]] = set()
+        self._faults_begun: Counter[tuple[FaultKind, str]] = Counter()
         self.noise_s = 0.0
         self._noise_since_s = 0.0
         self._noise_random = random_stream(f"{self.seed}/noise")
@@ -239,13 +241,22 @@ class World:
         self._schedule(now_s + lasts_s, partial(self._switch_noise, noise, on=not on))
 
     def _begin_fault(self, fault: Fault, now_s: float) -> None:
-        self.faults.add((fault.kind, fault.target))
+        """Of several at a time that are alike only the first begins something, and only the last to end ends it."""
+        self._schedule(now_s + fault.for_s, partial(self._end_fault, fault))
+        what = (fault.kind, fault.target)
+        self._faults_begun[what] += 1
+        if what in self.faults:
+            return
+        self.faults.add(what)
         if fault.kind is FaultKind.VM_RESTART:
             self._stop_vm(self.vms[fault.target], now_s)
-        self._schedule(now_s + fault.for_s, partial(self._end_fault, fault))
 
     def _end_fault(self, fault: Fault, now_s: float) -> None:
-        self.faults.discard((fault.kind, fault.target))
+        what = (fault.kind, fault.target)
+        self._faults_begun[what] -= 1
+        if self._faults_begun[what]:
+            return
+        self.faults.discard(what)
         if fault.kind is FaultKind.VM_RESTART:
             self._start_vm(self.vms[fault.target], now_s)
 

@@ -23,7 +23,7 @@ from sqlalchemy import ColumnElement, CompoundSelect, Row, String, bindparam, fu
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
-from manager.model.window import Ready, Window, merge
+from manager.model.window import MAX_COUNT, Ready, Window, merge
 from manager.store.by_driver import rows_of
 from manager.store.live_plane import live_windows
 from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
@@ -32,13 +32,6 @@ from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, floor, note_windows
 from manager.store.row_writes import among, has_arrays, is_one_of, upsert
 from manager.store.window_packs import COLUMNS, PUSHED, SPAN, StoredWindow, at_places, joined_origins, packed, stored
-
-MAX_COUNT = 10**12
-"""Most samples, and most requests that were posted, in a window of one origin.
-
-So those of all origins together, and a whole hour of them, are within what agents and readers of JSON take, which is
-2**53 samples and 1e15 requests, and within a BIGINT.
-"""
 
 POSTED_LATELY = timedelta(minutes=10)
 """An application that somebody has posted response times to for no longer than that ago needs no source."""

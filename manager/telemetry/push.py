@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from manager.model.window import MAX_COUNT
 from manager.protocol.samples import ProblemDetails, SampleLine, SamplesIn, SamplesOut
 from manager.rate_limit import RateLimit
 from manager.serving.exchange import EXCHANGE, UNIX, Exchange, WsgiApp
 from manager.telemetry.feed import Feed
-from manager.telemetry.store import MOST, SKEW_S, Fate
+from manager.telemetry.store import SKEW_S, Fate
 from manager.telemetry.trust import Network, is_own_address, is_trusted, plain_address
 
 PREFIX = "/samples/"
@@ -155,13 +156,13 @@ class PushPages:
         if samples.start is not None and samples.start.timestamp() > sent_s:
             raise _bad("start", "should not be after end")
         count = len(samples.times_ms) + sum(samples.buckets.values())
-        if count > MOST:
-            raise _bad("buckets", f"{count} response times are refused; allowed: {MOST} in all")
+        if count > MAX_COUNT:
+            raise _bad("buckets", f"{count} response times are refused; allowed: {MAX_COUNT} in all")
         requests = float(count) if samples.requests is None else samples.requests
         times_us = [time_ms * 1000 for time_ms in samples.times_ms]
         fate = feed.take(end_s, times_us, buckets=samples.buckets, requests=requests)
         if fate is Fate.FULL:
-            raise _bad("buckets", f"a slot counts at most {MOST} response times")
+            raise _bad("buckets", f"a slot counts at most {MAX_COUNT} response times")
         return SamplesOut(accepted=0, late=count) if fate is Fate.LATE else SamplesOut(accepted=count, late=0)
 
     def _lines(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from manager.control.judged_windows import slot_number
 from manager.model.histogram import Histogram, bucket_of
-from manager.model.window import Ready, Window
+from manager.model.window import MAX_COUNT, Ready, Window
 
 LATE_S = 15.0
 """How long after its end a slot still takes response times; then it is closed."""
@@ -23,8 +23,6 @@ KEEP_S = 180.0
 SKEW_S = 1.0
 """How far in the future a response time may have ended: clocks differ a little."""
 _MAX_UNCOLLECTED = 100_000
-MOST = 2**53
-"""Response times that a slot counts: no more can be reported."""
 
 
 class Fate(Enum):
@@ -119,7 +117,7 @@ class WindowStore:
             if slot is None:
                 return Fate.LATE
             more = len(times_us) + sum((buckets or {}).values())
-            if slot.count + more > MOST:
+            if slot.count + more > MAX_COUNT:
                 return Fate.FULL
             slot.count += more
             counts = slot.buckets

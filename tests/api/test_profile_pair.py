@@ -174,7 +174,8 @@ def test_a_load_that_cannot_be_made_ends_it(services: Services) -> None:
     ("arguments", "exit_code", "said"),
     [
         (("--levels", "1"), 2, "'--levels': 1 is not in the range 2<=x<=20"),
-        (("--peak-a", "-1"), 2, "'--peak-a': -1.0 is not in the range"),
+        (("--peak-a", "0"), 2, "'--peak-a': 0.0 is not in the range 0.01<=x<=100000"),
+        (("--peak-b", "nan"), 2, "'--peak-b': 'nan' is not in the range"),
         (("--drive-b", "ftp://h"), 2, "--drive-b ftp://h is refused: use http://HOST"),
         (("--picture", "pair"), 2, "--picture pair is refused"),
     ],

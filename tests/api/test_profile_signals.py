@@ -82,13 +82,17 @@ def start(agents: Agents, url: str, folder: Path) -> subprocess.Popen[str]:
         url,
     ]
     given = {name: value for name, value in os.environ.items() if not name.startswith("EQUIPOISE_")}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "manager.cli", *words, "--state-dir", str(folder)],
-        env=given | {"EQUIPOISE_TOKEN": agents.api.secrets["operator"]},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    own = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    try:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "manager.cli", *words, "--state-dir", str(folder)],
+            env=given | {"EQUIPOISE_TOKEN": agents.api.secrets["operator"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, own)
     deadline_s = time.monotonic() + WAIT_S
     while registered(agents) != "8 ways":
         assert started.poll() is None, started.communicate()

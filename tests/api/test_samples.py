@@ -9,8 +9,8 @@ import pytest
 
 from manager.model.fields import adapter_of
 from manager.model.histogram import Histogram
+from manager.model.window import MAX_COUNT
 from manager.protocol.assignment import AssignmentOut
-from manager.store.windows import MAX_COUNT
 from tests.api.conftest import Api, moment, report, window
 
 

@@ -13,14 +13,13 @@ from sqlalchemy import select, text
 from manager.errors import InvalidRequest, NotFound
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
-from manager.model.window import Ready, Window
+from manager.model.window import MAX_COUNT, Ready, Window
 from manager.store import windows as store_windows
 from manager.store.applications import put_application
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, WindowRow
 from manager.store.registrations import get
 from manager.store.windows import (
-    MAX_COUNT,
     add_samples,
     latest_windows,
     list_windows,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,8 @@ from click.testing import CliRunner, Result
 from manager.cli import main
 from manager.sim.scenario_files import shipped
 from tests.sim.test_files import SMALL
+
+ROOT = Path(__file__).parents[2]
 
 
 def call(*arguments: str) -> Result:
@@ -47,6 +54,39 @@ def test_compare_random() -> None:
     result = call("compare", "--random", "2", "--policy", "equal", "--policy", "priority")
     assert "2 scenarios" in result.output
     assert "equal is worse than another policy in" in result.output
+
+
+def test_compare_tells_files_of_the_same_name_apart(small: str, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    busier = tmp_path / "new" / "small.toml"
+    busier.write_text(Path(small).read_text().replace("rate_rps = 10", "rate_rps = 50"))
+    policies = ("--policy", "equal", "--policy", "priority", "--policy", "equal")
+    body = json.loads(call("compare", small, str(busier), small, *policies, "--json").stdout)
+    assert [(one["scenario"], one["policy"], one["runs"]) for one in body["scenarios"]] == [
+        (name, policy, 1) for name in (small, str(busier)) for policy in ("equal", "priority")
+    ]
+    assert [one["scenario"] for one in body["overall"]] == ["2 scenarios"] * 2
+
+
+def test_ctrl_c_leaves_out_the_runs_that_have_not_begun() -> None:
+    cores = len(os.sched_getaffinity(0))
+    jobs = [1.0] * cores + [20.0] * 8 * cores  # the first ones: until all processes have started
+    script = f"""
+import time
+from manager.sim.parallel import on_all_cores
+on_all_cores(time.sleep, {jobs}, lambda: print("done", flush=True))
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        for _ in range(cores):
+            assert process.stdout.readline() == "done\n"
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            assert process.wait(15) == -signal.SIGINT, "no further one begins"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,12 @@ def test_what_is_not_said_has_defaults() -> None:
         ("pcpus = 2", "pcpus = 2\nlaw = { min_samples = 1.5 }", "law.min_samples = 1.5 is refused"),
         ("pcpus = 2", "pcpus = ", "not TOML"),
         ("= 100", "= 0", "applications[0].response_time_ms = 0 is refused"),
+        ("= 100", "= 100\nmax_rate_rps = 0", "applications[0].max_rate_rps = 0 is refused: use a number above 0 to"),
+        (
+            "pcpus = 2",
+            "pcpus = 2\nplacement = { resume_latency_us = -1 }",
+            "placement.resume_latency_us = -1 is refused: use a whole number from 0 to",
+        ),
         ('"shop"', '"a b"', "applications[0].name = 'a b' is refused"),
         ("pcpus = 2", f"pcpus = 2\n{CACHE.replace('8', '40')}", "cache.ways = 40 is refused: use a whole number"),
         ("pcpus = 2", f"pcpus = 2\n{CACHE.replace('1MiB', '40%')}", "cache.way_size = '40%' is refused: use a size"),

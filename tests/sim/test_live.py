@@ -8,11 +8,12 @@ from manager.control.judged_windows import slot_number
 from manager.host.port import HostPort
 from manager.model.fields import adapter_of
 from manager.model.histogram import Histogram
-from manager.model.registration import ApplicationIn, HostIn, VmIn
+from manager.model.registration import ApplicationIn, HostIn, Mode, VmIn
+from manager.model.rules import PlacementRules
 from manager.model.source import SourceKind, SourceState
 from manager.model.traffic import HostServices
 from manager.sim.live import LiveSimulation, registrations
-from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind
+from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, VmSettings
 from manager.sim.scenario_files import load_scenario
 from manager.telemetry.telemetry_port import Telemetry
 from tests.sim.build import app, scenario
@@ -128,6 +129,19 @@ def test_what_is_registered_is_what_the_interface_takes() -> None:
     shapes = {"vms": VmIn, "applications": ApplicationIn, "hosts": HostIn}
     for path, body in found:
         adapter_of(shapes[path.split("/")[1]]).validate_python(body)
+
+
+def test_vms_and_host_are_registered_as_the_scenario_has_them() -> None:
+    own = VmSettings("batch", 50, True, frozenset({0, 1}), 0.5, Mode.OBSERVE, initial_weight=7)
+    placement = PlacementRules(reserved_cpus=frozenset({1}))
+    told = scenario(
+        batch=(BatchSpec("batch"),), settings=(own,), mode=Mode.OBSERVE, batch_idle=True, placement=placement
+    )
+    found = dict(registrations(told, "here", "fair"))
+    vm = adapter_of(VmIn).validate_python(found["/vms/batch"])
+    assert (vm.weight, vm.pin, vm.cpus, vm.max_pcpus, vm.mode) == (50, True, {0, 1}, 0.5, Mode.OBSERVE)
+    host = adapter_of(HostIn).validate_python(found["/hosts/here"])
+    assert (host.mode, host.batch_idle, host.placement) == (Mode.OBSERVE, True, placement)
 
 
 @pytest.mark.parametrize("speed", [1.0, 4.0])

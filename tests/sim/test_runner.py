@@ -15,7 +15,7 @@ from manager.model.registration import Sla
 from manager.model.source import SourceState
 from manager.sim.compare import by_policy, by_scenario, installed, run_all, run_once, worse
 from manager.sim.results import alone_cores, app_interval, app_result
-from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, Scenario
+from manager.sim.scenario import BatchPhase, BatchSpec, Constant, Fault, FaultKind, Scenario
 from manager.sim.services import AppSlot, joined
 from manager.sim.sim_report import comparison_table, run_json, run_tables, worse_table
 from manager.sim.simulation import EPOCH_S, Simulation, ticks_per_interval
@@ -159,6 +159,16 @@ def test_what_batch_would_get_alone() -> None:
     assert alone_cores(groups, 2) == pytest.approx({"hog": 2.0 * 2 / 4.25, "wave": 0.25 * 2 / 4.25})
 
 
+def test_a_batch_vm_that_is_always_idle_has_no_progress() -> None:
+    idle = BatchSpec("idle", phases=(BatchPhase(0.0, 60.0),))
+    assert alone_cores((idle,), 2) == {"idle": 0.0}
+    for batch, share in (((idle,), None), ((idle, BatchSpec("hog")), pytest.approx(1, abs=0.2))):
+        result = run_once(scenario(app("a", Constant(10.0)), batch=batch, duration_s=20.0), "equal")
+        progress = {vm.name: vm.progress for vm in result.vms}
+        assert (progress["idle"], result.batch_progress) == (None, share)
+        assert run_tables(result)
+
+
 def test_a_comparison_is_in_order_and_the_same_as_single_runs() -> None:
     made = [replace(crowded(), name=name, duration_s=30.0) for name in ("x", "y")]
     done: list[int] = []
@@ -197,6 +207,16 @@ def test_results_say_that_they_are_simulated() -> None:
     assert body["applications"]["a"]["weights"] == {"a-web": [10_000] * 4}
     assert len(body["applications"]["a"]["p95_ms"]) == len(body["host_cpu_share"]) == 4
     assert all(str(table.title).startswith("Simulated") for table in run_tables(result))
+
+
+def test_weights_of_an_application_are_those_of_its_own_vms() -> None:
+    hold = BatchSpec("shop-batch", critical=True)
+    result = run_once(scenario(app("shop", vms=2), app("shop-eu"), batch=(hold,), duration_s=5.0), "equal")
+    found = run_json(result)["applications"]
+    assert {name: list(one["weights"]) for name, one in found.items()} == {
+        "shop": ["shop-web-1", "shop-web-2"],
+        "shop-eu": ["shop-eu-web"],
+    }
 
 
 def test_knobs_are_named_as_registered() -> None:

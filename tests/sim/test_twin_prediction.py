@@ -13,6 +13,7 @@ from manager.cli import main
 from manager.errors import TwinRefused
 from manager.model.law import Law
 from manager.model.registration import Mode
+from manager.replay.recording import write_lines
 from manager.sim.parallel import one_by_one
 from manager.sim.scenario import BatchSpec, Constant, Scenario
 from manager.sim.twin import calibrate
@@ -114,6 +115,17 @@ def test_replay_says_what_would_have_been_beside_what_was_measured(tmp_path: Pat
     assert (found["measured_ms"] < found["predicted_ms"], found["target_ms"]) == (True, 150)
     assert body["closed_loop"]["since"] < body["closed_loop"]["until"]
     assert body["ticks"], "the open loop stays"
+
+
+def test_response_times_are_said_to_be_measured_under_the_policy_of_the_latest_part(tmp_path: Path) -> None:
+    """The one in force there, which was so before another one, too."""
+    whole = recording(truth())
+    ticks = (replace(whole.ticks[0], policy="priority"), replace(whole.ticks[1], policy="fair"), *whole.ticks[2:])
+    file = tmp_path / "back.jsonl"
+    file.write_text("".join(write_lines(replace(whole, ticks=ticks))))
+    shown = call(str(file), "--policy", "equal", "--seeds", "2").output
+    assert "measured under priority" in shown
+    assert "measured under fair" not in shown
 
 
 def test_the_open_loop_is_what_is_left_where_the_twin_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,21 @@ def test_a_restarted_batch_vm_goes_on() -> None:
     assert world.vm_cpu_s(world.vms["wave"]) == pytest.approx(10.0, rel=0.3)
 
 
+def test_faults_that_are_alike_and_overlap_last_from_the_first_to_the_last() -> None:
+    faults = (Fault(FaultKind.VM_RESTART, 10, 20, "batch"), Fault(FaultKind.VM_RESTART, 15, 30, "batch"))
+    world = run(scenario(app("shop", Constant(1.0)), batch=(BatchSpec("batch"),), pcpus=1, faults=faults), 9.0)
+    pid = world.vms["batch"].instance.pid
+    alive = []
+    for at_s in (12, 20, 35, 44, 46, 60):
+        world.run_until(at_s)
+        alive.append(world.vms["batch"].alive)
+    batch = world.vms["batch"]
+    assert alive == [False] * 4 + [True] * 2
+    assert batch.instance.pid == pid + 1, "started again once"
+    assert batch.past_cpu_s + world.vm_cpu_s(batch) == pytest.approx(25, abs=1)
+    assert world.busy_s() == pytest.approx(25, abs=1.5), "nobody else runs"
+
+
 def test_sources_work_unless_they_or_their_way_do_not() -> None:
     made = scenario(
         app("near"),

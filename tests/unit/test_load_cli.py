@@ -162,7 +162,12 @@ def test_signal_ends_the_run_and_prints_what_there_is(url: str, number: signal.S
         pass
     # In a closed loop: on a busy machine it falls short of no rate.
     command = [sys.executable, "-m", "manager.cli", "load", f"{url}/ok", "--closed", "--duration", "60"]
-    with subprocess.Popen([*command, *QUICK, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    own = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    try:
+        process = subprocess.Popen([*command, *QUICK, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, own)
+    with process:
         for _ in range(10):  # more than there are connections, so that some were answered
             assert Ok.requests.acquire(timeout=LONG_S)
         process.send_signal(number)

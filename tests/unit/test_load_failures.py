@@ -1,5 +1,6 @@
 """Runs against servers that fail in every way there is, and memcached with its own ways."""
 
+import errno
 import queue
 import socket
 import struct
@@ -222,6 +223,27 @@ def test_nobody_there_says_where_and_what_to_do() -> None:
         run(LoadSpec("no-such-host.invalid", 80, HttpOptions(), (Phase(1, 1),)))
 
 
+def test_a_host_without_ipv6_uses_the_other_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ipv4Only(socket.socket):
+        def __init__(self, family: int = -1, *more: int, **named: int) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *more, **named)
+
+    with serving(answering(good)) as server:
+        both = [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", server.port, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port)),
+        ]
+        monkeypatch.setattr(socket, "socket", Ipv4Only)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+        result = run(LoadSpec("localhost", server.port, HttpOptions(), (Phase(0.2, 100),)))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[:1])
+        with pytest.raises(LoadError, match=r"cannot connect to localhost:.* \(Address family not supported"):
+            run(LoadSpec("localhost", server.port, HttpOptions(), (Phase(0.2, 100),), connect_timeout_s=0.1))
+    assert result.answered == result.sent > 0
+
+
 def test_stop_before_the_first_request() -> None:
     stop = threading.Event()
     stop.set()
@@ -244,6 +266,8 @@ def test_stop_counts_what_is_outstanding_at_its_age() -> None:
     assert result.histogram.count == result.sent > 0
     assert result.max_us is not None
     assert 200_000 <= result.max_us <= result.duration_s * 1e6
+    assert result.requested_rps == pytest.approx(2 / result.sending_s), "no connection took the others"
+    assert "could be sent, as the server did not answer soon enough" in result.shortfall
 
 
 def test_answers_that_nobody_asked_for_end_the_connection() -> None:

@@ -62,6 +62,7 @@ def test_nobody_there() -> None:
     [
         spec_of(80, HttpOptions("/{key}", (("Accept", "a/b"),), keys=7, zipf=0.5)),
         spec_of(80, HttpOptions("/")),
+        spec_of(80, HttpOptions("/{key}", keys=1)),
         LoadSpec(
             "h", 9, MemcachedOptions(5, "10-20", 0.25, 0.99), (Phase(3, 0),), 1.5, 3, 9, closed_loop=True, pipeline=2
         ),

@@ -140,6 +140,7 @@ def test_bad_http_is_refused(data: bytes) -> None:
         b"HTTP/1.1 400 Bad Request\r\n",
         b"NOT_STORED\r\n",
         b"VALUE k 0 x\r\n",
+        b"VALUE k 0 " + b"9" * 5000 + b"\r\n",
         b"VALUE k 0 3\r\nhello\r\nEND\r\n",
         b"VALUE k 0 5\r\nhelloxxxxxxx",
         b"x" * (MAX_LINE_BYTES + 1),

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from manager.cli.drive_record import driven_load
 from manager.cli.load_report import progress_line, result_lines
+from manager.control.load_search import NextLoad
 from manager.load import HttpOptions, IntervalResult, LoadResult, LoadSpec, Phase
 from manager.load.recorder import Recorder
 from manager.model.histogram import Histogram
@@ -69,6 +71,22 @@ def test_intervals_split_by_the_end_of_the_request() -> None:
     assert intervals[1].histogram == Histogram.of([200_000])
     assert intervals[1].rate_rps == 1
     assert intervals[1].end_epoch_s - intervals[0].end_epoch_s == pytest.approx(1, abs=0.1)
+
+
+def test_seconds_without_an_answer_are_no_steps_of_a_load_curve() -> None:
+    """A server that hangs after a second: its time-outs are not what it takes at 0 req/s."""
+    recorder, _ = started()
+    for number in range(60):
+        intended_s = START_S + number / 30
+        recorder.due(intended_s, intended_s)
+        if number < 30:
+            recorder.answered(intended_s, intended_s + 0.01)
+        if number == 29:
+            recorder.close_until(START_S + 2)
+    for number in range(30, 60):
+        recorder.failed(START_S + number / 30, "timeout", 1)
+    [(rate_rps, percentile_ms)] = driven_load(finish(recorder, 3), NextLoad(30, "sweep"), 95, 50).steps
+    assert (rate_rps, percentile_ms) == (30, pytest.approx(10, rel=0.01))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+
+import pytest
+
+from manager.cli.options import stop_signal
 
 PROGRAM = """
 import signal, threading
@@ -32,3 +37,15 @@ def test_a_signal_that_another_thread_gets_ends_the_wait() -> None:
         finally:
             process.kill()
     assert said == "ended\n"
+
+
+@pytest.mark.parametrize(("before", "stops"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_sighup_stops_what_nohup_does_not_keep_from_it(before: signal.Handlers, stops: bool) -> None:
+    own = signal.signal(signal.SIGHUP, before)
+    try:
+        with stop_signal(signal.SIGHUP) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.is_set() == stops
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, own)
