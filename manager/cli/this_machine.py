@@ -31,6 +31,7 @@ _LONGEST_S = 120
 _PEER_URI = "qemu+tls://{host}/system"
 _BATCH_GROUP = "batch-group"
 _ONCE = frozenset({"cpu-weight-acts", _BATCH_GROUP})
+_MOST_TRIES = 24
 _NEEDED = {FindingStatus.DEGRADED: True, FindingStatus.WORKS: False}
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 class Doctor:
     """An ``Examiner`` that runs `equipoise doctor` in another process, which costs the agent neither ticks nor memory.
 
-    Only the first look tries what takes CPU time from VMs; later ones repeat its findings of that.
+    Only the first look tries what takes CPU time from VMs; later ones repeat its findings of that. But while it cannot
+    tell whether batch VMs need a group, because the pCPUs are busy, others try again, as many as there are in a day.
     """
 
     def __init__(self, settings: Settings, host: KernelHost | None = None) -> None:
@@ -47,19 +49,27 @@ class Doctor:
         self._variables = environment(settings)
         self._host = host
         self._tried: dict[str, Finding] = {}
+        self._tries = 0
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
 
     def look(self) -> tuple[Finding, ...]:
         """All findings. Raises HostError."""
-        options = ["--gentle"] if self._tried else []
+        tries = not self._tried or (self._cannot_tell(_BATCH_GROUP) and self._tries < _MOST_TRIES)
+        options = [] if tries else ["--gentle"]
         findings = self._run([sys.executable, "-P", "-m", "manager.cli", "doctor", "--json", *options])
-        if not self._tried:
-            self._tried = {finding.id: finding for finding in findings if finding.id in _ONCE}
+        if tries:
+            self._tries += 1
+            for finding in findings:
+                if finding.id in _ONCE and (finding.id not in self._tried or self._cannot_tell(finding.id)):
+                    self._tried[finding.id] = finding
             if self._host is not None and (tried := self._tried.get(_BATCH_GROUP)):
                 self._host.needs_batch_group = _NEEDED.get(tried.status)
         return tuple(self._tried.get(finding.id, finding) for finding in findings)
+
+    def _cannot_tell(self, finding: str) -> bool:
+        return finding in self._tried and self._tried[finding].status is FindingStatus.UNKNOWN
 
     def close(self) -> None:
         """End a running look: the doctor removes its scratch places on SIGTERM."""

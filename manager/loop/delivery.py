@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from manager.errors import ManagerRefused
-from manager.loop.outbox import Fields, ItemKind
+from manager.loop.outbox import Fields, ItemKind, kept_histogram
 from manager.model.fields import adapter_of, as_text
+from manager.model.packed_histogram import UnreadHistogram
 from manager.model.packed_ticks import packs_of
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.window import Window
@@ -26,6 +27,9 @@ _KINDS = {f"{kind}s": kind for kind in ItemKind}
 
 
 def _window(row: Fields) -> Window:
+    histogram = kept_histogram(row["histogram"])
+    if isinstance(histogram, UnreadHistogram):  # it was looked at as it was read
+        return replace(adapter_of(Window).validate_python({**row, "histogram": {}}), histogram=histogram)
     return adapter_of(Window).validate_python({**row, "histogram": row["histogram"]["buckets"]})
 
 

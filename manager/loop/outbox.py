@@ -10,9 +10,10 @@ import json
 import math
 import sqlite3
 import threading
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import chain
@@ -24,6 +25,7 @@ from manager.control.tick_means import mean_tick
 from manager.errors import JournalError
 from manager.loop.sqlite import Layout, open_or_recover, transaction
 from manager.model.histogram import Histogram
+from manager.model.packed_histogram import UnreadHistogram, as_packed
 from manager.model.records import DecisionRecord, Event, TickRecord, VcpuTick, VmTick
 from manager.model.resource_use import resources_of
 from manager.model.window import Ready, Window, merge
@@ -115,8 +117,24 @@ def _reader(kind: Hashable) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any,
     return names, attrgetter(*names) if len(names) > 1 else lambda item: (getattr(item, names[0]),)
 
 
+def _written(value: Any) -> Fields:
+    """What is not JSON as the file has it: histograms as the manager gets them, in a fifth of the room of counts."""
+    if isinstance(value, Histogram):
+        return {"packed": b2a_base64(as_packed(value).packed, newline=False).decode()}
+    return _fields_of(value)
+
+
+def kept_histogram(fields: Mapping[str, Any]) -> Histogram:
+    """A histogram from the file; agents of earlier versions wrote counts. Raises LookupError, ValueError, TypeError."""
+    if "packed" in fields:
+        return UnreadHistogram(a2b_base64(fields["packed"], strict_mode=True))
+    return Histogram({int(bucket): count for bucket, count in fields["buckets"].items()})
+
+
 def _plain(value: Any) -> Any:
     """A value as it would be read from the file, but that texts may be of an enum."""
+    if isinstance(value, Histogram):
+        return _written(value)
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     if isinstance(value, dict):
@@ -190,10 +208,11 @@ class Thinning:
         for (kind, _, minute), group in groups.items():
             if minute < last and len(group) > 1:
                 try:
-                    merged = (_window if kind == "window" else _tick)([fields for _, fields in group])
+                    parts = [fields for _, fields in group]
+                    merged = json.dumps(_window(parts) if kind == "window" else _tick(parts), default=_written)
                 except (LookupError, TypeError, ValueError, AttributeError):
                     continue  # of another version: it stays as it is
-                cursor.execute(_REPLACE, (json.dumps(merged), group[-1][0]))
+                cursor.execute(_REPLACE, (merged, group[-1][0]))
                 cursor.executemany(_REMOVE, [(seq,) for seq, _ in group[:-1]])
                 gone += len(group) - 1
         unfinished = [seq for (_, _, minute), group in groups.items() if minute == last for seq, _ in group]
@@ -207,19 +226,19 @@ def _minute(kind: str, fields: Mapping[str, Any]) -> _Minute:
     return kind, "", math.floor(fields["time_s"] / _MINUTE_S)
 
 
-def _window(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return asdict(merge(_window_of(part) for part in parts))
+def _window(parts: Sequence[Mapping[str, Any]]) -> Window:
+    return merge(_window_of(part) for part in parts)
 
 
 def _window_of(part: Mapping[str, Any]) -> Window:
-    buckets = {int(bucket): count for bucket, count in part["histogram"]["buckets"].items()}
+    histogram = kept_histogram(part["histogram"])
     ready = Ready(**part["ready"]) if part["ready"] else None
-    return Window(part["application"], part["start_s"], part["end_s"], Histogram(buckets), part["requests"], ready)
+    return Window(part["application"], part["start_s"], part["end_s"], histogram, part["requests"], ready)
 
 
-def _tick(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _tick(parts: Sequence[Mapping[str, Any]]) -> TickRecord:
     ticks = sorted((_tick_of(part) for part in parts), key=lambda tick: tick.time_s)
-    return asdict(mean_tick([(tick, 1) for tick in ticks]))
+    return mean_tick([(tick, 1) for tick in ticks])
 
 
 def _tick_of(part: Mapping[str, Any]) -> TickRecord:
@@ -299,7 +318,7 @@ class Outbox:
     def _encode(self, items: Iterable[tuple[int, ItemKind, Item]]) -> None:
         self._unwritten = [
             *self._unwritten,
-            *((seq, kind, json.dumps(item, default=_fields_of)) for seq, kind, item in items),
+            *((seq, kind, json.dumps(item, default=_written)) for seq, kind, item in items),
         ]
         self._fresh = []
 

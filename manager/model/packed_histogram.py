@@ -41,7 +41,10 @@ def pack(histogram: Histogram) -> bytes:
 
 def as_packed(histogram: Histogram) -> UnreadHistogram:
     """The same histogram with the bytes that ``pack`` makes, which are not read again. Raises ValueError like that."""
-    if isinstance(histogram, UnreadHistogram) or not histogram.buckets:
+    if isinstance(histogram, UnreadHistogram):
+        squeezed = pack(histogram)
+        return histogram if squeezed == histogram.packed else UnreadHistogram(squeezed)
+    if not histogram.buckets:
         return UnreadHistogram(pack(histogram))
     first, distances, counts = _parts_of(histogram.buckets)
     made = UnreadHistogram.__new__(UnreadHistogram)

@@ -362,7 +362,10 @@ class ReportedWindow(Window):
 
 def reported_window(window: Window, *, packed: bool) -> ReportedWindow:
     """A window as it is reported, with its histogram as bytes or as counts."""
-    return ReportedWindow(**fields_of(Window, window), packed=as_packed(window.histogram) if packed else None)
+    fields = fields_of(Window, window)
+    if packed:
+        return ReportedWindow(**fields, packed=as_packed(window.histogram))
+    return ReportedWindow(**fields | {"histogram": Histogram(window.histogram.buckets)})
 
 
 class ReportIn(Schema):

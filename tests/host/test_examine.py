@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,14 +22,14 @@ from manager.settings import load_settings
 LONG_S = 60.0
 
 
-def doctor(folder: Path) -> Doctor:
+def doctor(folder: Path, host: Any = None) -> Doctor:
     given = {
         "state_dir": str(folder),
         "host_name": "h1",
         "manager_url": "http://127.0.0.1:9",
         "libvirt_uri": "test:///default",
     }
-    return Doctor(load_settings(None, {}, given))
+    return Doctor(load_settings(None, {}, given), host)
 
 
 def test_it_finds_what_the_command_finds_and_tries_weights_once(
@@ -71,6 +73,36 @@ def test_what_weights_did_at_first_is_told_later(tmp_path: Path, monkeypatch: py
     monkeypatch.undo()
     later = runs(monkeypatch, f"""print('{{"findings":[{ACTS % "unknown"}]}}')""")
     assert (one.look(), later) == (expected, [["--gentle"]])
+
+
+def test_what_batch_vms_need_is_tried_again_until_it_can_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Mock(needs_batch_group=None)
+    one = doctor(tmp_path, host)
+
+    def look(acts: str, group: str) -> tuple[list[str], list[str], bool | None]:
+        """The options that the doctor gets, what the agent reports of both, and what it knows."""
+        found = ",".join((ACTS % acts, ACTS.replace("cpu-weight-acts", "batch-group") % group))
+        options = runs(monkeypatch, f"""print('{{"findings":[{found}]}}')""")
+        statuses = [finding.status.value for finding in one.look()]
+        monkeypatch.undo()
+        return options[0], statuses, host.needs_batch_group
+
+    assert look("works", "unknown") == ([], ["works", "unknown"], None)
+    assert look("unknown", "unknown") == ([], ["works", "unknown"], None)
+    assert look("unknown", "degraded") == ([], ["works", "degraded"], True)
+    assert look("unknown", "unknown") == (["--gentle"], ["works", "degraded"], True)
+
+
+def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "_MOST_TRIES", 3)
+    group = ACTS.replace("cpu-weight-acts", "batch-group") % "unknown"
+    options = runs(monkeypatch, f"""print('{{"findings":[{group}]}}')""")
+    one = doctor(tmp_path)
+    for _ in range(5):
+        one.look()
+    assert options == [[], [], [], ["--gentle"], ["--gentle"]]
 
 
 @pytest.mark.parametrize(

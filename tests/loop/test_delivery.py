@@ -20,7 +20,9 @@ from manager.loop.delivery import Rejected
 from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import MOST_ASIDE, ItemKind, Outbox
 from manager.loop.outgoing import Outgoing
+from manager.model.histogram import Histogram
 from manager.model.records import Event, Severity
+from manager.model.window import Window
 from manager.protocol.client import ManagerClient
 from tests.fakes.manager import ASSIGNMENT, Wire, orders
 
@@ -192,3 +194,31 @@ def test_one_bad_vm_of_an_assignment_keeps_no_other_from_being_controlled(
     assert {one.name for one in after.applications} == {"shop", "silent"}
     assert len(link.take_rejected()) == 2
     outbox.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_windows_that_an_earlier_version_kept_are_delivered(tmp_path: Path, packed: bool) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def taken(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        sent.append(body)
+        stored = {f"stored_{kind}": len(body[kind]) for kind in ("decisions", "events", "ticks", "windows")}
+        return httpx.Response(200, json={**stored, "packed": packed})
+
+    path = tmp_path / "outbox.db"
+    Outbox(path, 100).close()
+    fields = {"application": "shop", "start_s": 1.0, "end_s": 2.0, "requests": 4.0, "ready": None}
+    rows = [fields | {"histogram": {"buckets": {"500": 3}}}, fields | {"histogram": {"buckets": {"500": -3}}}]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executemany(
+            "INSERT INTO waiting (kind, body) VALUES ('window', ?)", [(json.dumps(row),) for row in rows]
+        )
+    with closing(Outbox(path, 100)) as outbox:
+        link = ManagerLink(ManagerClient("http://m", "t", network=Wire(taken)), "h1", "1", tmp_path / "cache", outbox)
+        link.send(NOTHING)
+        link.send(replace(NOTHING, windows=(Window("shop", 2.0, 3.0, Histogram({500: 2}), None),)))
+    [old], [new] = (body["windows"] for body in sent)
+    assert old["buckets"] == {"500": 3}
+    assert sorted(new.keys() & {"packed", "buckets"}) == (["packed"] if packed else ["buckets"])
+    assert [rejected.what for rejected in link.take_rejected()] == ["window"]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.errors import JournalError
-from manager.loop.outbox import ItemKind, Outbox, Waiting
+from manager.loop.outbox import ItemKind, Outbox, Waiting, kept_histogram
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
@@ -83,7 +83,18 @@ def test_what_was_put_comes_back_as_it_was(outbox: Outbox) -> None:
     assert fields[ItemKind.EVENT] == [asdict(event(1))]
     [sent_tick], [sent_window] = fields[ItemKind.TICK], fields[ItemKind.WINDOW]
     assert (sent_tick["time_s"], sent_tick["vms"]) == (1.0, [asdict(tick(1).vms[0])])
-    assert sent_window == asdict(window(1)) | {"histogram": {"buckets": {"500": 3}}}
+    assert sent_window.keys() == asdict(window(1)).keys()
+    assert kept_histogram(sent_window["histogram"]) == window(1).histogram
+    assert sent_window | {"histogram": None} == asdict(window(1)) | {"histogram": None}
+    outbox.put([record(2)])  # so that all is written
+    assert outbox.peek(10, PLENTY).fields[ItemKind.WINDOW] == [sent_window], "in the file, too"
+
+
+def test_histograms_are_also_read_as_earlier_versions_wrote_them() -> None:
+    assert kept_histogram({"buckets": {"500": 3, "600": 1}}) == Histogram({500: 3, 600: 1})
+    for broken in ({}, {"buckets": {"x": 1}}, {"packed": "A"}, {"packed": "AQ=="}, {"packed": 1}):
+        with pytest.raises((LookupError, ValueError, TypeError)):
+            kept_histogram(broken)
 
 
 def test_looking_takes_nothing_and_the_oldest_come_first(outbox: Outbox) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.loop import outbox as thinning
-from manager.loop.outbox import ItemKind, Outbox, Thinning
+from manager.loop.outbox import ItemKind, Outbox, Thinning, kept_histogram
 from manager.model.fields import json_of
 from manager.model.histogram import Histogram
 from manager.model.records import TickRecord, VcpuTick, VmTick
@@ -71,7 +71,7 @@ def requests(windows: list[dict[str, Any]]) -> Counter[str]:
     """Response times by application and bucket."""
     counts: Counter[str] = Counter()
     for one in windows:
-        counts.update({f"{one['application']} {bucket}": n for bucket, n in one["histogram"]["buckets"].items()})
+        counts.update({f"{one['application']} {bucket}": n for bucket, n in kept_histogram(one["histogram"]).items()})
     return counts
 
 
