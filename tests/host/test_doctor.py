@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -159,6 +160,23 @@ def test_whatever_a_host_says_is_taken_by_its_agent(tmp_path: Path, said: str) -
     exchanged = json.loads(json.dumps(report("h", found)))["findings"]
     assert adapter_of(tuple[Finding, ...]).validate_python(exchanged) == tuple(found)
     assert all(one.detail for one in found)
+
+
+def test_a_device_that_may_not_be_opened_says_nothing_of_the_firmware(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kvm").touch()
+    [kvm] = [check for check in CHECKS if check.id == "kvm"]
+    subject = subject_of(tmp_path, HostPaths(tmp_path))
+    assert (kvm.run(subject).status, "firmware" in kvm.run(subject).advice) == ("missing", True), "a file is no device"
+
+    def refused(self: Path, *_mode: object, **_more: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "open", refused)
+    found = kvm.run(subject)
+    assert (found.status, "run as root" in found.advice) == ("unknown", True)
 
 
 def run_doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -53,8 +53,10 @@ def kvm(subject: Subject) -> CheckResult:
                 return missing(f"{device} is not KVM's: {error.strerror}", advice)
     except FileNotFoundError:
         return missing(f"no {device}: VMs are emulated (TCG), far slower", advice)
+    except PermissionError as error:
+        return unknown(f"{device} cannot be opened: {error.strerror}", "run as root on the host itself")
     except OSError as error:
-        if error.errno in {errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO}:
+        if error.errno in {errno.ENODEV, errno.ENXIO}:
             return missing(f"{device} cannot be used: {error.strerror}", advice)
         raise
     if version != _KVM_API_VERSION:
