@@ -6,6 +6,7 @@ it fills at a rate, up to ``BURST_S`` of that rate, and may go into debt, which 
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import threading
 import time
@@ -13,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from manager.errors import Busy
@@ -20,6 +22,18 @@ from manager.errors import Busy
 BURST_S = 10.0
 _MOST_KEYS = 10_000
 _HALF_LIFE_S = 60.0
+
+
+@lru_cache(_MOST_KEYS)
+def network(address: str, v4_bits: int = 32, v6_bits: int = 64) -> str:
+    """The block of addresses of one subscriber, or, of fewer bits, of a neighbourhood."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address  # as with a Unix socket
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    block = ipaddress.ip_network((str(parsed), v4_bits if parsed.version == 4 else v6_bits), strict=False)
+    return str(parsed if block.num_addresses == 1 else block)
 
 
 @dataclass(eq=False, slots=True)

@@ -26,6 +26,7 @@ from werkzeug.exceptions import Forbidden, RequestEntityTooLarge, Unauthorized
 
 from manager.api.context import ManagerContext
 from manager.errors import TooManyRequests
+from manager.rate_limit import network
 from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES, OPEN_BODY_BYTES, Exchange
 from manager.store import audit
 from manager.store.models import Json
@@ -190,7 +191,7 @@ def prove_within(session: Session, context: ManagerContext) -> None:
 
 
 def _refuse_token(context: ManagerContext) -> NoReturn:
-    _count(context, "address", request.remote_addr or "")
+    _count(context, "address", network(request.remote_addr or ""))
     raise _unauthorized(_INVALID)
 
 
@@ -222,7 +223,7 @@ def _signed(context: ManagerContext, access: Access, exchange: Exchange | None) 
     try:
         signed = _authenticated(context, access)
     except Unauthorized:
-        _count(context, "address", request.remote_addr or "")
+        _count(context, "address", network(request.remote_addr or ""))
         raise
     _count(context, signed.principal.kind, signed.principal.name)
     if exchange is not None:
@@ -235,7 +236,7 @@ def _count_open(context: ManagerContext) -> None:
     """Count a request without a token. Raises TooManyRequests; probes are never refused."""
     if request.path in PROBES:
         return
-    address = request.remote_addr or ""
+    address = network(request.remote_addr or "")
     if request.method in READS:
         wait_s = context.requests.ask(("open", address), _METRICS_COST if request.path == "/metrics" else 1.0)
     else:

@@ -1,9 +1,10 @@
 """Who may stay connected, and for how long without asking: limits by address and in all.
 
 The server's listening sockets are doors. Each hands out connections that the ``Guests`` know until they are closed, TLS
-handshakes included. Limits are those of connections whose sender the application does not know. Above one the
-connection that has waited for longest gives way, before any whose request is being answered: of the address that has
-too many, or else of the one with the most. So a flood displaces itself, and who comes and asks at once is let in.
+handshakes included. Limits are those of connections whose sender the application does not know; an address of IPv6
+stands for its /64, all of which one subscriber has. Above one the connection that has waited for longest gives way,
+before any whose request is being answered: of the address that has too many, or else of the one with the most. So a
+flood displaces itself, and who comes and asks at once is let in.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from manager.rate_limit import network
 from manager.serving.exchange import UNIX
 
 Key = tuple[str, int]
@@ -90,7 +92,7 @@ class Guests:
         self._free = free
         self._clock = clock
         self._all: dict[Key, DoorSocket] = {}
-        # Those whose sender is not known, by address: the one that has waited for longest first.
+        # Those whose sender is not known, by network: the one that has waited for longest first.
         self._unknown: dict[str, OrderedDict[Key, DoorSocket]] = {}
         self._count = 0
         self._closed = 0
@@ -109,11 +111,10 @@ class Guests:
         self._all[guest.key] = guest
         guest.guests = self
         guest.since_s = self._clock()
-        address = guest.key[0]
-        unknown = self._unknown.setdefault(address, OrderedDict())
+        unknown = self._unknown.setdefault(network(guest.key[0]), OrderedDict())
         unknown[guest.key] = guest
         self._count += 1
-        if len(unknown) > self.limits.address and address not in self._free:
+        if len(unknown) > self.limits.address and guest.key[0] not in self._free:
             self._displace(unknown)
         elif self._count > self.limits.all:
             self._displace(max(self._unknown.values(), key=len))
@@ -138,7 +139,7 @@ class Guests:
         """A request was answered: it waits again, and from now on."""
         guest.busy = False
         guest.since_s = self._clock()
-        unknown = self._unknown.get(guest.key[0])
+        unknown = self._unknown.get(network(guest.key[0]))
         if unknown is not None and guest.key in unknown:
             unknown.move_to_end(guest.key)
 
@@ -179,11 +180,11 @@ class Guests:
 
     def _take(self, guest: DoorSocket) -> None:
         """Count it no more among those whose sender is not known."""
-        unknown = self._unknown.get(guest.key[0])
+        unknown = self._unknown.get(network(guest.key[0]))
         if unknown is not None and unknown.pop(guest.key, None) is not None:
             self._count -= 1
             if not unknown:
-                del self._unknown[guest.key[0]]
+                del self._unknown[network(guest.key[0])]
 
 
 class Door(socket.socket):

@@ -16,12 +16,12 @@ from sqlalchemy.orm import Session
 
 from manager.errors import DatabaseUnavailable, SignInRefused
 from manager.model.fields import NAME_PATTERN
-from manager.rate_limit import Turns
+from manager.rate_limit import Turns, network
 from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import actor_of, record
 from manager.store.database import Database
 from manager.store.registrations import find
-from manager.store.sign_in_throttle import count_try, forgive, network, record_refusal, refuse_try
+from manager.store.sign_in_throttle import count_try, forgive, record_refusal, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
 

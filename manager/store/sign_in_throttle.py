@@ -8,7 +8,6 @@ IPv4 address, or the 64 bits of an IPv6 address that one subscriber has.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from datetime import datetime, timedelta
 
@@ -16,6 +15,7 @@ from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from manager.errors import SignInThrottled
+from manager.rate_limit import network
 from manager.store.access_models import AuditRow, SignInFailureRow
 from manager.store.audit import UNKNOWN, Actor, record
 from manager.store.database import Database
@@ -87,17 +87,6 @@ def _wait(session: Session, condition: ColumnElement[bool], now: datetime) -> ti
     if failures < FAILURES:
         return timedelta(0)
     return min(last + min(FIRST_WAIT * (1 << (failures - FAILURES)), WINDOW) - now, WINDOW)
-
-
-def network(address: str, v4_bits: int = 32, v6_bits: int = 64) -> str:
-    """The block of addresses of one subscriber, or, of fewer bits, of a neighbourhood."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address  # as with a Unix socket
-    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-    block = ipaddress.ip_network((str(parsed), v4_bits if parsed.version == 4 else v6_bits), strict=False)
-    return str(parsed if block.num_addresses == 1 else block)
 
 
 def record_refusal(session: Session, name: str, address: str, now: datetime) -> None:

@@ -146,6 +146,20 @@ def test_requests_of_one_token_are_bounded_and_those_of_others_are_not_concerned
     assert api.call("GET", "/vms", role="viewer").status_code == 200
 
 
+def test_refused_tokens_are_counted_of_all_addresses_that_a_subscriber_has(sqlite_api: Api) -> None:
+    context = ManagerContext(
+        sqlite_api.database, {}, 30, 20, clock=sqlite_api.clock, requests=RateLimit(2, sqlite_api.clock)
+    )
+    client = create_app(context).test_client()
+
+    def asked(address: str) -> int:
+        headers = {"Authorization": "Bearer no"}
+        return client.get("/api/v1/vms", headers=headers, environ_base={"REMOTE_ADDR": address}).status_code
+
+    assert [asked(f"2001:db8::{number:x}") for number in range(25)] == [401] * 21 + [429] * 4
+    assert [asked(address) for address in ("2001:db8:0:1::1", "10.0.0.1")] == [401, 401]
+
+
 def test_an_agent_takes_of_each_address_what_it_may_send() -> None:
     now_s = 1_700_000_000.0
     store = WindowStore(lambda: now_s)

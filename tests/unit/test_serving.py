@@ -74,6 +74,20 @@ def test_the_address_with_too_many_displaces_its_own(party: Callable[..., Party]
     assert found.cut_off() == [0, 2]
 
 
+def test_all_addresses_that_a_subscriber_has_count_as_one(party: Callable[..., Party]) -> None:
+    found = party(address=2, all=10)
+    for address in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1", "10.0.0.1", "10.0.0.2", "::ffff:10.0.0.1"):
+        found.enter(address)
+    assert found.cut_off() == []
+    found.enter("2001:db8::3%eth0")
+    assert found.cut_off() == [0]
+    found.enter("10.0.0.1")
+    assert found.cut_off() == [0, 3]
+    found.all[1].close()
+    found.enter("2001:db8::4")
+    assert found.cut_off() == [0, 3]
+
+
 def test_of_too_many_together_the_address_with_the_most_gives_way(party: Callable[..., Party]) -> None:
     found = party(address=9, all=4)
     for address in ("a", "b", "b", "c", "d"):
