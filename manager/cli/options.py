@@ -127,6 +127,26 @@ class NumberRange(click.FloatRange):
         return number
 
 
+class WrittenFile(click.Path):
+    """A file for what a command comes to: that it cannot be written is said before the work, not after it."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        """The value is a Path; with ``allow_dash`` it may be ``-``."""
+        super().__init__(dir_okay=False, path_type=Path, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises click.BadParameter."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if self.allow_dash and str(path) == "-":
+            return path
+        if not path.parent.is_dir():
+            self.fail(f"{value} cannot be written: there is no folder {path.parent}", param, ctx)
+        # Some are replaced as a whole, some written as they are.
+        if not (os.access(path.parent, os.W_OK) or (path.exists() and os.access(path, os.W_OK))):
+            self.fail(f"{value} cannot be written", param, ctx)
+        return path
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

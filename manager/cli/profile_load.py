@@ -22,6 +22,7 @@ from manager.cli.options import (
     CLIENT_SETTINGS,
     Failure,
     NumberRange,
+    WrittenFile,
     connect,
     json_option,
     read_token,
@@ -133,14 +134,12 @@ _OF_BOTH = ("application", "picture", "as_json", "drive", "config", *CLIENT_SETT
     show_default=True,
     help="State of another application's SLA that ends it.",
 )
-@click.option(
-    "--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Keep results, and go on."
-)
+@click.option("--state", type=WrittenFile(), metavar="FILE", help="Keep results, and go on.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @load_options
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WrittenFile(),
     metavar="FILE",
     help="Write a picture (.png, .svg or .pdf); needs matplotlib.",
 )

@@ -13,7 +13,16 @@ import click
 
 from manager.cli.load_options import GroupedCommand, driven_load, load_options
 from manager.cli.load_processes import MadeLoad, run_loads
-from manager.cli.options import CLIENT_SETTINGS, Failure, NumberRange, connect, json_option, stop_signal, with_settings
+from manager.cli.options import (
+    CLIENT_SETTINGS,
+    Failure,
+    NumberRange,
+    WrittenFile,
+    connect,
+    json_option,
+    stop_signal,
+    with_settings,
+)
 from manager.cli.pair_record import (
     MeasuredPair,
     PairRecord,
@@ -103,12 +112,12 @@ def _seconds(name: str, least: float, most: float, default: float, text: str) ->
     show_default=True,
     help="State of a third application's SLA that ends it.",
 )
-@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Keep results here.")
+@click.option("--state", type=WrittenFile(), metavar="FILE", help="Keep results here.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @load_options
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WrittenFile(),
     metavar="FILE",
     help="Write a picture (.png, .svg or .pdf); needs matplotlib.",
 )

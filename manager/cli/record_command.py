@@ -11,7 +11,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, with_settings
+from manager.cli.options import CLIENT_SETTINGS, ManPage, WrittenFile, connect, with_settings
 from manager.cli.times import length_s, time_s
 from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.fields import adapter_of, timestamp
@@ -108,12 +108,12 @@ def _vm(item: dict[str, Any]) -> RecordedVm:
 
 @click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS, "host_name")
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=WrittenFile(allow_dash=True))
 @click.option("--host", default="", metavar="NAME", help="Record this host. [default: this machine]")
 @click.option("--since", default="", metavar="TIME", help="Begin here. [default: 1h]")
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
 @click.option("--for", "wait", default="", metavar="LENGTH", help="Record from now on for this long.")
-def record(settings: Settings, file: str, host: str, since: str, until: str, wait: str) -> None:
+def record(settings: Settings, file: Path, host: str, since: str, until: str, wait: str) -> None:
     """Write a host's history to FILE, for `equipoise replay`."""
     if wait and (since or until):
         raise click.UsageError("--for goes with neither --since nor --until")
@@ -135,12 +135,12 @@ def record(settings: Settings, file: str, host: str, since: str, until: str, wai
     recording = fetch(client, name, begin_s, end_s)
     text = "".join(write_lines(recording))
     try:
-        if file == "-":
+        if str(file) == "-":
             say_json_lines(text)
         else:
-            replace_file(Path(file), text.encode())
+            replace_file(file, text.encode())
     except OSError as error:
         raise RecordingError(f"{file} cannot be written: {error.strerror}") from error
-    where = "standard output" if file == "-" else file
+    where = "standard output" if str(file) == "-" else file
     counts = f"{len(recording.ticks)} ticks, {len(recording.windows)} windows, {len(recording.decisions)} decisions"
     say(f"{name}: {counts} written to {where}", err=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from manager.cli.options import ManPageGroup, json_option
+from manager.cli.options import ManPageGroup, WrittenFile, json_option
 from manager.cli.twin_commands import calibrate_command, fits, loads
 from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
@@ -44,7 +44,6 @@ from manager.sim.simulation import Simulation
 from manager.terminal import output, progress, say
 
 _TABLES_UP_TO = 12
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 _ABOUT = """
 SCENARIO
@@ -199,8 +198,10 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
     metavar="SEED",
     help="Seed of the first random scenario; the others follow it. [default: 0]",
 )
-@click.option("--resume", type=_FILE, metavar="FILE", help="Keep runs in FILE, and go on with those that are there.")
-@click.option("--picture", type=_FILE, metavar="FILE", help="Write a picture (PNG); needs matplotlib.")
+@click.option(
+    "--resume", type=WrittenFile(), metavar="FILE", help="Keep runs in FILE, and go on with those that are there."
+)
+@click.option("--picture", type=WrittenFile(), metavar="FILE", help="Write a picture (PNG); needs matplotlib.")
 @json_option
 def matrix(
     scenarios: tuple[str, ...],

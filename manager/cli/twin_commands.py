@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from manager.cli.options import ManPage, NumberRange, json_option
+from manager.cli.options import ManPage, NumberRange, WrittenFile, json_option
 from manager.cli.recording_files import read_recording
 from manager.errors import SettingsError
 from manager.model.registration import VmClass
@@ -30,8 +30,6 @@ from manager.sim.twin_report import (
     twin_tables,
 )
 from manager.terminal import output, progress, say
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 _CALIBRATE_EPILOG = """
 RECORDING
@@ -98,7 +96,7 @@ seeds_option = click.option(
 
 @click.command(cls=ManPage, epilog=_CALIBRATE_EPILOG)
 @click.argument("recording", metavar="RECORDING")
-@click.option("--out", type=_FILE, metavar="SCENARIO", help="Write the twin to this file, as a scenario.")
+@click.option("--out", type=WrittenFile(), metavar="SCENARIO", help="Write the twin to this file, as a scenario.")
 @seeds_option
 @json_option
 def calibrate_command(recording: str, out: Path | None, seeds: int, as_json: bool) -> None:

@@ -288,7 +288,7 @@ def test_golden_output(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     [
         (("nonexistent.jsonl",), 1, "nonexistent.jsonl cannot be read"),
         (("FILE", "--seeds", "1"), 2, "1 is not in the range 2<=x<=100"),
-        (("FILE", "--out", "no/such/folder.toml"), 1, "no/such/folder.toml cannot be written"),
+        (("FILE", "--out", "no/such/folder.toml"), 2, "no/such/folder.toml cannot be written: there is no folder"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path: Path, arguments: tuple[str, ...], status: int, says: str) -> None:

@@ -208,3 +208,20 @@ def test_a_port_of_the_database_that_is_no_number_is_refused() -> None:
     result = call("token", "list", "--database-url", "postgresql://equipoise@db:first/equipoise")
     assert result.exit_code == 1
     assert "database_url is refused: its port is no number" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("record", "FILE", "--for", "1h"),
+        ("profile", "load", "shop", "--drive", "http://10.0.0.9/", "--state", "FILE"),
+        ("profile", "pair", "a", "b", "--drive-a", "http://a/", "--drive-b", "http://b/", "--picture", "FILE"),
+        ("sim", "matrix", "--resume", "FILE"),
+        ("sim", "calibrate", "recording", "--out", "FILE"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    nowhere = tmp_path / "no" / "file"
+    result = CliRunner().invoke(main, [str(nowhere) if word == "FILE" else word for word in arguments])
+    assert result.exit_code == 2, result.output
+    assert "cannot be written: there is no folder" in " ".join(result.output.split())
