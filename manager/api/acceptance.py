@@ -12,11 +12,11 @@ from pydantic_core import from_json
 
 from manager.api.validation import FieldError, field_error, refusal, shown
 from manager.model.fields import json_of, timestamp
-from manager.model.packed_ticks import TickPack, read_pack
+from manager.model.packed_ticks import MOST_TEXT, TickPack, read_pack
 from manager.model.window import MAX_COUNT
 from manager.protocol.assignment import RefusedItem
 from manager.protocol.report import NO_BUCKETS, ReportedWindow, ReportIn
-from manager.protocol.sparing import read_sparing
+from manager.protocol.sparing import Sparing, read_sparing
 
 LISTS = ("vms", "sources", "domains", "windows", "ticks", "packed_ticks", "decisions", "events", "migrations")
 PARTS = ("capabilities", "tick", "findings", "services")
@@ -63,14 +63,23 @@ def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime
             refused.append(_refused(FieldError(place, message), _id_of(from_json(json_of(items[index])))))
         if bad:
             accepted[name] = [item for index, item in enumerate(items) if index not in bad]
+    packs = _packs(read, refused)
+    return Accepted(read.model.model_copy(update=accepted) if accepted else read.model, refused, future, packs)
+
+
+def _packs(read: Sparing[ReportIn], refused: list[RefusedItem]) -> list[TickPack]:
+    """The packed ticks. A pack may be much shorter than what it holds: together they hold no more than a report may."""
     packs: list[TickPack] = []
+    left = MOST_TEXT
     for index, text in enumerate(read.model.packed_ticks):
         try:
-            packs.append(read_pack(text))
+            packs.append(pack := read_pack(text, left))
+            left -= pack.text_bytes
         except ValueError as error:
+            left //= 2  # however much of it was made to find that out
             place = f"packed_ticks[{read.number('packed_ticks', index)}]"
             refused.append(_refused(FieldError(place, f"is not taken: {error}"), ""))
-    return Accepted(read.model.model_copy(update=accepted) if accepted else read.model, refused, future, packs)
+    return packs
 
 
 Judge = Callable[[Any], tuple[str, str] | None]

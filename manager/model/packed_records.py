@@ -156,7 +156,7 @@ def tick_text(packed: bytes, most: int) -> tuple[list[int], str]:
     """
     if packed[:1] != _COLUMNS:
         raise ValueError(f"format {packed[:1].hex() or 'none'} of packed ticks is not taken; allowed: {_COLUMNS.hex()}")
-    text = _decompressed(packed[1:], most)
+    text = _decompressed(packed[1:], max(most, 1))  # 0 would be any length
     return [at_us for at_us, _ in _times(_COLUMNS, text)], text
 
 

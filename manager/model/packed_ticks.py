@@ -25,7 +25,7 @@ from manager.model.registration import Mode
 MOST_TICKS = 500
 """In a report, and so in a pack."""
 MOST_TEXT = 8 * 1024 * 1024
-"""Bytes of JSON in a pack: as many as a report may have that is not packed."""
+"""Bytes of JSON in all packs of a report: as many as one may have that is not packed."""
 _MOST_VMS = 5000
 
 
@@ -66,10 +66,11 @@ class _TickColumns:
 class TickPack:
     """Ticks of a host of less than a minute, oldest first.
 
-    ``shares``: of the newest, by VM, ``cpu_share`` and ``run_delay_share``.
+    ``text_bytes``: how long their JSON is; ``shares``: of the newest, by VM, ``cpu_share`` and ``run_delay_share``.
     """
 
     packed: bytes
+    text_bytes: int
     at_us: tuple[int, ...]
     shares: Mapping[str, tuple[float, float]]
 
@@ -86,10 +87,13 @@ def packs_of(ticks: Sequence[TickRecord]) -> Iterator[str]:
         yield b2a_base64(packed, newline=False).decode()
 
 
-def read_pack(text: str) -> TickPack:
-    """The inverse, of one pack. Raises ValueError for what is none, or has ticks that a report may not have."""
+def read_pack(text: str, most: int = MOST_TEXT) -> TickPack:
+    """The inverse, of one pack with at most so many bytes of JSON.
+
+    Raises ValueError for what is none, or has ticks that a report may not have.
+    """
     packed = a2b_base64(text, strict_mode=True)
-    at_us, plain = tick_text(packed, MOST_TEXT)
+    at_us, plain = tick_text(packed, most)
     try:
         read = adapter_of(_TickColumns).validate_json(plain, strict=True)
     except ValidationError as error:
@@ -111,7 +115,7 @@ def read_pack(text: str) -> TickPack:
     _must(rising, f"its places of vCPUs are not below {total}, one after the other")
     last = slice(total - read.counts[-1], total)
     names, used, waited = vms.vm[1][last], vms.cpu_share[1][last], vms.run_delay_share[1][last]
-    return TickPack(packed, read.at_us, dict(zip(names, zip(used, waited, strict=True), strict=True)))
+    return TickPack(packed, len(plain), read.at_us, dict(zip(names, zip(used, waited, strict=True), strict=True)))
 
 
 def _of_all(vms: _VmColumns) -> Iterator[Sequence[object]]:

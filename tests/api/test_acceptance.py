@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manager.api.acceptance import LISTS, read_report
+from manager.model import packed_records
 from manager.model.fields import adapter_of
-from manager.model.packed_ticks import packs_of
+from manager.model.packed_ticks import MOST_TEXT, packs_of
 from manager.model.records import TickRecord
 from tests.api.conftest import (
     HOST,
@@ -120,3 +123,32 @@ def test_what_is_listed_twice_counts_once(sqlite_api: Api) -> None:
     )
     assert [one.vm for one in accepted.body.vms or ()] == ["a", "b"]
     assert [one.field for one in accepted.refused] == ["vms[1].vm"]
+
+
+def test_packs_hold_together_no_more_than_a_report_may() -> None:
+    [pack] = packs_of([adapter_of(TickRecord).validate_python(tick_of(1))])
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    bomb = b64encode(b"\x02" + compressor.compress(b" " * 10 * MOST_TEXT) + compressor.flush()).decode()
+    inflated: list[int] = []
+    real = packed_records.zlib.decompressobj
+
+    class Counted:
+        """Counts what is made."""
+
+        def __init__(self, *how: int) -> None:
+            self.real = real(*how)
+
+        def decompress(self, body: bytes, most: int) -> bytes:
+            made = self.real.decompress(body, most)
+            inflated.append(len(made))
+            return made
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_records.zlib, "decompressobj", Counted)
+        sent = json.dumps(report(packed_ticks=[pack, *[bomb] * 40, pack]))
+        accepted = read_report(HOST, sent.encode(), lambda end: end)
+    assert MOST_TEXT / 2 < sum(inflated) < 2 * MOST_TEXT
+    assert len(accepted.refused) == 40 + (len(accepted.packs) < 2)
