@@ -72,8 +72,9 @@ def test_ctrl_c_leaves_out_the_runs_that_have_not_begun() -> None:
     cores = len(os.sched_getaffinity(0))
     jobs = [1.0] * cores + [20.0] * 8 * cores  # the first ones: until all processes have started
     script = f"""
-import time
+import signal, time
 from manager.sim.parallel import on_all_cores
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
 on_all_cores(time.sleep, {jobs}, lambda: print("done", flush=True))
 """
     command = [sys.executable, "-c", script]
