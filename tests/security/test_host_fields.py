@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from manager.model.fields import timestamp
+from manager.model.fields import adapter_of, timestamp
+from manager.model.packed_ticks import packs_of
+from manager.model.records import TickRecord
 from manager.protocol.report import ReportIn
 from manager.store.proposals import Proposal, propose
 from tests.api.conftest import (
@@ -29,6 +31,7 @@ OTHER = "kvm2"
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
 FINDING = {"id": "x", "area": "a", "title": "t", "status": "works", "essential": True, "detail": "forged"}
 SHARES = {"vm": "web", "cpu_share": 1.0, "run_delay_share": 9.0, "weight": 1, "mode": "released"}
+TICK = tick_of(2, vms=[{**SHARES, "mode": "observe"}], policy="forged", power_watts=9900.0)
 FORGED: dict[str, Any] = {
     "agent_version": "forged",
     "capabilities": {**CAPABILITIES, "kernel": "forged"},
@@ -41,6 +44,7 @@ FORGED: dict[str, Any] = {
     "services": {"services": [], "problem": "forged"},
     "windows": [window(count=99)],
     "ticks": [tick_of(1, vms=[SHARES], policy="forged", power_watts=9900.0)],
+    "packed_ticks": [*packs_of([adapter_of(TickRecord).validate_python(TICK)])],
     "decisions": [record(1), record(2, vm="web", host=HOST)],
     "events": [event(1, severity="error", message="forged")],
     "migrations": [{"number": 1, "state": "done"}],
