@@ -357,9 +357,14 @@ def _newest_shares(accepted: Accepted) -> Mapping[str, tuple[float, float]] | No
 
 def _to_date(accepted: Accepted, latest: datetime) -> tuple[Sequence[TickPack], Sequence[TickRecord]]:
     """The packs of ticks that all keep their dates, and all other ticks, one by one. See ``dated``."""
-    ahead = [pack for pack in accepted.packs if moment_of(pack.at_us[-1]) > latest]
-    rest = [tick for pack in ahead for tick in pack.ticks()]
-    return [pack for pack in accepted.packs if pack not in ahead], [*accepted.body.ticks, *rest]
+    as_they_came: list[TickPack] = []
+    ticks = [*accepted.body.ticks]
+    for pack in accepted.packs:
+        if moment_of(pack.at_us[-1]) > latest:
+            ticks += pack.ticks()
+        else:
+            as_they_came.append(pack)
+    return as_they_came, ticks
 
 
 def _status_columns(vm: VmStatus) -> dict[str, object]:

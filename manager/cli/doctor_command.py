@@ -57,7 +57,7 @@ WHAT IT DOES
   processes compete for the least busy pCPU at a tenth of a VM's weight, to see whether weights act, and for 1.5 to 4
   three do at the weight of a VM, to see whether batch VMs need a group above them. --gentle omits both; --quick also
   omits the second in which load outside the VMs is measured, and the loading of BPF programs. The agent runs it at its
-  start, and with --gentle every hour.
+  start, and with --gentle every hour; without, up to 24 times, while it cannot tell whether batch VMs need a group.
 
 OUTPUT
   A table per area: finding, status, what was seen, what to do.

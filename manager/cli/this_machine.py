@@ -41,7 +41,7 @@ class Doctor:
     """An ``Examiner`` that runs `equipoise doctor` in another process, which costs the agent neither ticks nor memory.
 
     Only the first look tries what takes CPU time from VMs; later ones repeat its findings of that. But while it cannot
-    tell whether batch VMs need a group, because the pCPUs are busy, others try again, as many as there are in a day.
+    tell whether batch VMs need a group, because the pCPUs are busy, later ones try again: 24 in all, which is a day.
     """
 
     def __init__(self, settings: Settings, host: KernelHost | None = None) -> None:

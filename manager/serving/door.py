@@ -111,7 +111,7 @@ class Guests:
         self._all[guest.key] = guest
         guest.guests = self
         guest.since_s = self._clock()
-        unknown = self._unknown.setdefault(network(guest.key[0]), OrderedDict())
+        unknown = self._unknown.setdefault(self._block(guest), OrderedDict())
         unknown[guest.key] = guest
         self._count += 1
         if len(unknown) > self.limits.address and guest.key[0] not in self._free:
@@ -139,7 +139,7 @@ class Guests:
         """A request was answered: it waits again, and from now on."""
         guest.busy = False
         guest.since_s = self._clock()
-        unknown = self._unknown.get(network(guest.key[0]))
+        unknown = self._unknown.get(self._block(guest))
         if unknown is not None and guest.key in unknown:
             unknown.move_to_end(guest.key)
 
@@ -178,13 +178,18 @@ class Guests:
         if oldest is not None:
             oldest.cut()
 
+    def _block(self, guest: DoorSocket) -> str:
+        """The addresses with which one counts: those of a proxy are no neighbour's."""
+        address = guest.key[0]
+        return address if address in self._free else network(address)
+
     def _take(self, guest: DoorSocket) -> None:
         """Count it no more among those whose sender is not known."""
-        unknown = self._unknown.get(network(guest.key[0]))
+        unknown = self._unknown.get(self._block(guest))
         if unknown is not None and unknown.pop(guest.key, None) is not None:
             self._count -= 1
             if not unknown:
-                del self._unknown[network(guest.key[0])]
+                del self._unknown[self._block(guest)]
 
 
 class Door(socket.socket):

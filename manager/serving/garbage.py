@@ -1,9 +1,9 @@
-"""Garbage collection of a process that serves: what lives long is walked once a minute, and not during requests.
+"""Garbage collection of a process that serves: what lives long is walked once a minute, and not more often.
 
-A full collection walks all that is there, which with a thousand hosts takes 70 ms, and Python does one for so many
-objects that are made and kept a while. What is *exempt* it does not walk. So what is there is made exempt each minute,
-and until the next all collections walk what has come since: garbage of which is found as soon as ever, such as
-connections of a flood; that of what was exempt waits for the next round.
+A full collection walks all that is there, which with a thousand hosts takes 70 ms in which nothing else runs, and
+Python does several a minute. What is *exempt* it does not walk. So what is there is made exempt each minute, and until
+the next all collections walk what has come since: garbage of which is found as soon as ever, such as connections of a
+flood; that of what was exempt waits for the next round.
 """
 
 from __future__ import annotations

@@ -88,6 +88,16 @@ def test_all_addresses_that_a_subscriber_has_count_as_one(party: Callable[..., P
     assert found.cut_off() == [0, 3]
 
 
+def test_a_proxy_does_not_count_with_its_neighbours() -> None:
+    found = Party(GuestLimits(address=2, all=20), free="2001:db8::9")
+    for address in ("2001:db8::9", "2001:db8::9", "2001:db8::9", "2001:db8::1", "2001:db8::2"):
+        found.enter(address)
+    assert found.cut_off() == []
+    found.enter("2001:db8::3")
+    assert found.cut_off() == [3]
+    found.close()
+
+
 def test_of_too_many_together_the_address_with_the_most_gives_way(party: Callable[..., Party]) -> None:
     found = party(address=9, all=4)
     for address in ("a", "b", "b", "c", "d"):
