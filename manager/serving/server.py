@@ -21,6 +21,7 @@ from manager.errors import SettingsError
 from manager.serving.door import BACKLOG, TLS_LIMITS, Door, GuestLimits, Guests, inherited_doors, tcp_doors, unix_door
 from manager.serving.edge import Edge, EdgeLimits, LaneOf
 from manager.serving.exchange import Lane, WsgiApp
+from manager.serving.http_protocol import HttpProtocol
 from manager.serving.pool import Pool
 
 _DRAIN_S = 10
@@ -28,7 +29,6 @@ _HUNG_S = 30.0
 _TLS_BYTES = 32 * 1024
 _TURN_S = 0.5
 _IDLE_TURN_S = 10.0
-_HEAD_BYTES = 32 * 1024
 _PROBE_THREADS = 2
 _MOST_WAITING = 1024
 _MOST_PROBES = 64
@@ -208,7 +208,7 @@ def _config(application: Edge, tls: ssl.SSLContext | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="asyncio",
-        http="h11",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -218,7 +218,6 @@ def _config(application: Edge, tls: ssl.SSLContext | None) -> uvicorn.Config:
         server_header=False,
         workers=1,
         backlog=BACKLOG,
-        h11_max_incomplete_event_size=_HEAD_BYTES,
         timeout_keep_alive=600,  # the guests' limits are shorter
         timeout_graceful_shutdown=_DRAIN_S,
         ssl_context_factory=(lambda _config, _default: tls) if tls else None,
