@@ -112,11 +112,20 @@ def check_field(shape: str) -> str:
 def filled(kind: EditedKind, name: str | None, given: Given) -> Sheet:
     """What was filled in, with a button's action done, and judged by the shapes alone unless a button was pressed."""
     sheet = Sheet(given.get("name", "").strip() if name is None else name, read_form(kind.model, given), etag_of(given))
+    if kind.path == "vms" and name is not None:
+        _keep_spaces(sheet)
     if "do" in given:
         sheet.body, sheet.focus = press(sheet.body, given["do"])
     else:
         sheet.invalid((check(NamePath, {"name": sheet.name}) if name is None else {}) | check(kind.model, sheet.body))
     return sheet
+
+
+def _keep_spaces(sheet: Sheet) -> None:
+    """libvirt allows spaces at the ends of a name, and forms strip them: one that was picked stays as it is."""
+    registered = (registered_vm(sheet.name) or {}).get("libvirt_name") or ""
+    if registered.strip() == sheet.body["libvirt_name"]:
+        sheet.body["libvirt_name"] = registered
 
 
 def save(kind: EditedKind, sheet: Sheet) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from manager.cli.cost_options import cost_options, costs_of, given_costs
-from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
+from manager.cli.options import CLIENT_SETTINGS, ManPage, ObjectName, connect, json_option, with_settings
 from manager.model.costs import STUDY_COSTS
 from manager.settings import Settings
 from manager.terminal import Table, output
@@ -31,7 +31,7 @@ EXAMPLES
 
 @click.command("costs", cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("name")
+@click.argument("name", type=ObjectName())
 @cost_options("unchanged")
 @click.option("--reset", is_flag=True, help="Costs that are not given: those of the study.")
 @json_option

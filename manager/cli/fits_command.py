@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, NumberRange, connect, json_option, with_settings
+from manager.cli.options import (
+    CLIENT_SETTINGS,
+    Failure,
+    ManPage,
+    NumberRange,
+    ObjectName,
+    connect,
+    json_option,
+    with_settings,
+)
 from manager.errors import ManagerRefused
 from manager.model.numbers import digits
 from manager.model.registration import VmClass
@@ -63,7 +72,9 @@ EXAMPLES
 @click.command("fits", cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
 @click.argument("vm", metavar="VM")
-@click.option("--host", default="", metavar="NAME", help="May it come to this host? [default: the only one]")
+@click.option(
+    "--host", type=ObjectName(), default="", metavar="NAME", help="May it come to this host? [default: the only one]"
+)
 @click.option("--fleet", is_flag=True, help="Where would it fit best?")
 @click.option("--class", "vm_class", type=click.Choice([str(each) for each in VmClass]), help="Its class.")
 @click.option("--vcpus", type=click.IntRange(1, 256), metavar="N", help="Its vCPUs.")

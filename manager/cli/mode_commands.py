@@ -19,6 +19,7 @@ from manager.cli.options import (
     Failure,
     ManPage,
     ManPageGroup,
+    ObjectName,
     connect,
     lock_path,
     with_settings,
@@ -89,8 +90,10 @@ def _for_host(epilog: str, host_help: str, vm_help: str, *settings: str) -> Call
     """A command with the options --host and --vm."""
 
     def decorate(function: Any) -> click.Command:
-        function = click.option("--vm", default="", metavar="NAME", help=vm_help)(function)
-        host_option = click.option("--host", default="", metavar="NAME", help=f"{host_help} [default: this machine]")
+        function = click.option("--vm", type=ObjectName(), default="", metavar="NAME", help=vm_help)(function)
+        host_option = click.option(
+            "--host", type=ObjectName(), default="", metavar="NAME", help=f"{host_help} [default: this machine]"
+        )
         function = with_settings(*CLIENT_SETTINGS, "host_name", *settings)(host_option(function))
         return click.command(cls=ManPage, epilog=epilog)(function)
 
@@ -157,7 +160,7 @@ host.add_command(costs)
 
 @host.command(epilog=_REPLACE_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("name")
+@click.argument("name", type=ObjectName())
 def replace(settings: Settings, name: str) -> None:
     """Let the agent that was refused serve the host NAME."""
     answer = connect(settings).request("POST", f"/hosts/{name}/replace-agent").json()

@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ import click
 from manager.errors import EquipoiseError, SettingsError
 from manager.logs import formatter
 from manager.loop.replicated import replica_of
+from manager.model.fields import NAME_PATTERN
 from manager.plain import plain
 from manager.private import claim_folder, make_file, replace_file
 from manager.protocol.client import ANSWER_S, ManagerClient
@@ -51,6 +53,7 @@ _OF_STATE_DIR = frozenset(
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
 _SHORTEST_TOKEN = 24
+_PICTURES = (".png", ".svg", ".pdf")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _WAKE_S = 5.0
 CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
@@ -127,6 +130,17 @@ class NumberRange(click.FloatRange):
         return number
 
 
+class ObjectName(click.types.StringParamType):
+    """Name of a host, VM or application, or nothing. What is no name, such as ``a/b``, would ask for something else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The name. Raises click.BadParameter."""
+        if value and not re.fullmatch(NAME_PATTERN, value):
+            words = "1 to 63 letters, digits, dots, dashes and underscores, a letter or digit first"
+            self.fail(f"{value!r} is refused: a name has {words}", param, ctx)
+        return value
+
+
 class WrittenFile(click.Path):
     """A file for what a command comes to: that it cannot be written is said before the work, not after it."""
 
@@ -144,6 +158,17 @@ class WrittenFile(click.Path):
         # Some are replaced as a whole, some written as they are.
         if not (os.access(path.parent, os.W_OK) or (path.exists() and os.access(path, os.W_OK))):
             self.fail(f"{value} cannot be written", param, ctx)
+        return path
+
+
+class PictureFile(WrittenFile):
+    """A file for a picture: its name says the format."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises click.BadParameter."""
+        path = super().convert(value, param, ctx)
+        if path.suffix not in _PICTURES:
+            self.fail(f"{value} is refused: use a name that ends in {', '.join(_PICTURES)}", param, ctx)
         return path
 
 

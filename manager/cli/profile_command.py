@@ -23,6 +23,7 @@ from manager.cli.options import (
     Failure,
     ManPageGroup,
     NumberRange,
+    ObjectName,
     connect,
     json_option,
     stop_signal,
@@ -142,7 +143,7 @@ def _number(name: str, least: float, most: float, default: float, text: str, met
 
 @profile.command("cache", epilog=_CACHE_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("application", metavar="APP")
+@click.argument("application", type=ObjectName(), metavar="APP")
 @click.option("--ways", default="", metavar="LIST", callback=_parse_ways, help="Such as 2-11 or 2,4,6. [default: all]")
 @_number("--seconds", 1, 3600, 30, "Time to measure each.")
 @_number("--settle", 0, 600, 10, "Time before that which does not count.")

@@ -22,6 +22,8 @@ from manager.cli.options import (
     CLIENT_SETTINGS,
     Failure,
     NumberRange,
+    ObjectName,
+    PictureFile,
     WrittenFile,
     connect,
     json_option,
@@ -43,7 +45,6 @@ from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import output, rewrite, say
 
-_PICTURES = (".png", ".svg", ".pdf")
 _MOST_STEPS = 2000
 _LINE = 119
 _PERCENTILE = 95.0
@@ -111,7 +112,7 @@ _OF_BOTH = ("application", "picture", "as_json", "drive", "config", *CLIENT_SETT
 
 @click.command("load", cls=_LoadProfileCommand, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("application", metavar="APP")
+@click.argument("application", type=ObjectName(), metavar="APP")
 @click.option("--since", default="1d", show_default=True, metavar="TIME", help="Begin here.")
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
 @click.option("--drive", metavar="TARGET", help="Make load: http://HOST[:PORT]/PATH or memcached://HOST[:PORT].")
@@ -139,7 +140,7 @@ _OF_BOTH = ("application", "picture", "as_json", "drive", "config", *CLIENT_SETT
 @load_options
 @click.option(
     "--picture",
-    type=WrittenFile(),
+    type=PictureFile(),
     metavar="FILE",
     help="Write a picture (.png, .svg or .pdf); needs matplotlib.",
 )
@@ -159,8 +160,6 @@ def load_command(
 ) -> None:
     """Show how response times of APP depend on its load."""
     _refuse_mixture(context, bool(drive))
-    if picture and picture.suffix not in _PICTURES:
-        raise click.UsageError(f"--picture {picture} is refused: use a name that ends in {', '.join(_PICTURES)}")
     if drive:
         profile = driven(context, settings, application, drive, options)
     else:

@@ -17,6 +17,8 @@ from manager.cli.options import (
     CLIENT_SETTINGS,
     Failure,
     NumberRange,
+    ObjectName,
+    PictureFile,
     WrittenFile,
     connect,
     json_option,
@@ -48,7 +50,6 @@ from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import output, progress, say
 
-_PICTURES = (".png", ".svg", ".pdf")
 _PEAK = NumberRange(0.01, RANGES["rate_rps"][1])
 RunLoads = Callable[[Sequence[LoadSpec], threading.Event], list[MadeLoad]]
 
@@ -94,8 +95,8 @@ def _seconds(name: str, least: float, most: float, default: float, text: str) ->
 
 @click.command("pair", cls=_PairCommand, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", type=ObjectName(), metavar="A")
+@click.argument("second", type=ObjectName(), metavar="B")
 @click.option("--drive-a", required=True, metavar="TARGET", help="Of A: http://HOST[:PORT]/PATH or memcached://HOST.")
 @click.option("--drive-b", required=True, metavar="TARGET", help="Of B, likewise.")
 @click.option("--peak-a", type=_PEAK, metavar="RPS", help="Largest load of A. [default: measured]")
@@ -117,7 +118,7 @@ def _seconds(name: str, least: float, most: float, default: float, text: str) ->
 @load_options
 @click.option(
     "--picture",
-    type=WrittenFile(),
+    type=PictureFile(),
     metavar="FILE",
     help="Write a picture (.png, .svg or .pdf); needs matplotlib.",
 )
@@ -136,8 +137,6 @@ def pair_command(
     """Map at which pairs of loads the applications A and B both meet their SLAs."""
     if first == second:
         raise click.UsageError("A and B are the same application: name two")
-    if picture and picture.suffix not in _PICTURES:
-        raise click.UsageError(f"--picture {picture} is refused: use a name that ends in {', '.join(_PICTURES)}")
     specs = [driven_load(context, f"--drive-{side}", options[f"drive_{side}"], options, alone=False) for side in "ab"]
     client, worst = connect(settings), SlaState(options["stop_when"].replace("-", "_"))
     targets = [examine_drive(client, name, spec, worst) for name, spec in zip((first, second), specs, strict=True)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
+from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, ObjectName, connect, json_option, with_settings
 from manager.model.interference import ANY_LOSS, LOSS_BOUNDS
 from manager.model.units import per_second, percent
 from manager.settings import Settings
@@ -37,7 +37,7 @@ EXAMPLES
 
 @click.command("table", cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("application", metavar="APP")
+@click.argument("application", type=ObjectName(), metavar="APP")
 @json_option
 def table_command(settings: Settings, application: str, as_json: bool) -> None:
     """Show how much load APP may have beside batch VMs."""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from manager.cli.options import CLIENT_SETTINGS, ManPage, WrittenFile, connect, with_settings
+from manager.cli.options import CLIENT_SETTINGS, ManPage, ObjectName, WrittenFile, connect, with_settings
 from manager.cli.times import length_s, time_s
 from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.fields import adapter_of, timestamp
@@ -109,7 +109,7 @@ def _vm(item: dict[str, Any]) -> RecordedVm:
 @click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS, "host_name")
 @click.argument("file", metavar="FILE", type=WrittenFile(allow_dash=True))
-@click.option("--host", default="", metavar="NAME", help="Record this host. [default: this machine]")
+@click.option("--host", type=ObjectName(), default="", metavar="NAME", help="Record this host. [default: this machine]")
 @click.option("--since", default="", metavar="TIME", help="Begin here. [default: 1h]")
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
 @click.option("--for", "wait", default="", metavar="LENGTH", help="Record from now on for this long.")

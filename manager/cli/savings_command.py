@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from manager.cli.cost_options import cost_options, costs_of, given_costs
-from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
+from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, ObjectName, connect, json_option, with_settings
 from manager.cli.times import time_s
 from manager.control.savings import (
     ENERGY_WORDS,
@@ -76,7 +76,14 @@ class SavedPart:
 
 @click.command("savings", cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Only this host; may be repeated. [default: all]")
+@click.option(
+    "--host",
+    "hosts",
+    type=ObjectName(),
+    multiple=True,
+    metavar="NAME",
+    help="Only this host; may be repeated. [default: all]",
+)
 @click.option("--since", default="30d", show_default=True, metavar="TIME", help="Begin here.")
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
 @cost_options("each host's, see `equipoise host costs`")

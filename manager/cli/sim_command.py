@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from manager.cli.options import ManPageGroup, WrittenFile, json_option
+from manager.cli.options import ManPageGroup, PictureFile, WrittenFile, json_option
 from manager.cli.twin_commands import calibrate_command, fits, loads
 from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
@@ -201,7 +201,12 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
 @click.option(
     "--resume", type=WrittenFile(), metavar="FILE", help="Keep runs in FILE, and go on with those that are there."
 )
-@click.option("--picture", type=WrittenFile(), metavar="FILE", help="Write a picture (PNG); needs matplotlib.")
+@click.option(
+    "--picture",
+    type=PictureFile(),
+    metavar="FILE",
+    help="Write a picture (.png, .svg or .pdf); needs matplotlib.",
+)
 @json_option
 def matrix(
     scenarios: tuple[str, ...],

@@ -12,7 +12,7 @@ import click
 
 from manager.cli.batch_table import batch_table
 from manager.cli.cost_options import costs_of
-from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
+from manager.cli.options import CLIENT_SETTINGS, ManPage, ObjectName, connect, json_option, with_settings
 from manager.cli.times import local_time
 from manager.control.power_shares import idle_watts
 from manager.model.energy import HostPower
@@ -53,7 +53,7 @@ EXAMPLES
 
 @click.command(cls=ManPage, epilog=_STATUS_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.option("--host", default="", metavar="NAME", help="Only this host.")
+@click.option("--host", type=ObjectName(), default="", metavar="NAME", help="Only this host.")
 @json_option
 def status(settings: Settings, host: str, as_json: bool) -> None:
     """Show every managed VM, its settings and their originals, and the state of every SLA."""

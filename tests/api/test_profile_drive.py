@@ -331,7 +331,7 @@ def test_without_an_sla_there_is_no_search(service: Service) -> None:
         (("--until", "1h"), 2, "--until does not go with --drive"),
         (("--seconds", "1"), 2, "'--seconds': 1.0 is not in the range 2<=x<=3600"),
         (("--set-share", "0.5"), 2, "--set-share is for memcached:// targets only"),
-        (("--picture", "shop.bmp"), 2, "--picture shop.bmp is refused: use a name that ends in .png, .svg, .pdf"),
+        (("--picture", "shop.bmp"), 2, "shop.bmp is refused: use a name that ends in .png, .svg, .pdf"),
         (("--state", "/proc/state"), 1, "--state /proc/state cannot be written"),
         (("--state", "/proc/version"), 1, "--state /proc/version is no state of a load profile"),
     ],

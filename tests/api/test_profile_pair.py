@@ -177,7 +177,7 @@ def test_a_load_that_cannot_be_made_ends_it(services: Services) -> None:
         (("--peak-a", "0"), 2, "'--peak-a': 0.0 is not in the range 0.01<=x<=100000"),
         (("--peak-b", "nan"), 2, "'--peak-b': 'nan' is not in the range"),
         (("--drive-b", "ftp://h"), 2, "--drive-b ftp://h is refused: use http://HOST"),
-        (("--picture", "pair"), 2, "--picture pair is refused"),
+        (("--picture", "pair"), 2, "pair is refused: use a name that ends in .png"),
     ],
 )
 def test_bad_options(services: Services, arguments: tuple[str, ...], exit_code: int, said: str) -> None:

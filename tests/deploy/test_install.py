@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -124,6 +125,8 @@ mark again; before=$(cat /etc/equipoise/token); again
 [ "$before" = "$(cat /etc/equipoise/token)" ] && echo same token
 : >/etc/equipoise/token; again; [ -s /etc/equipoise/token ] && echo new token
 mark tokens; equipoise token list --config /etc/equipoise/manager.toml
+echo 'host_name = "kvm7"' >>/etc/equipoise/equipoise.toml; : >/etc/equipoise/token; again
+mark named; equipoise token list --config /etc/equipoise/manager.toml
 mark settings; equipoise config | grep -E 'token_file|manager_url'
 mark uninstall; deploy/install --uninstall
 ls -d /opt/equipoise /usr/local/bin/equipoise /usr/lib/systemd/system/equipoise-* 2>/dev/null || echo gone
@@ -144,6 +147,7 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert "root:equipoise 640" in parts["users"]
     assert parts["again"].split("\n")[:2] == ["same token", "new token"]
     assert "agent-" in parts["tokens"]
+    assert re.search(r"agent-kvm7 .* kvm7 ", parts["named"])
     assert "/etc/equipoise/token" in parts["settings"]
     assert "nothing to restore" in parts["uninstall"]
     assert "gone" in parts["uninstall"].splitlines()

@@ -35,6 +35,41 @@ MARGINS_PX = """async (most) => {
     return [left(place.querySelector(".u-over")) - left(place), pen.measureText(most.toLocaleString("en")).width];
 }"""
 
+IN_A_CHART = """async ({ values, range }) => {
+    const loaded = performance.getEntriesByType("resource").map((one) => one.name);
+    const { TimeChart } = await import(loaded.find((one) => /\\/charts\\b[^/]*[.]js/.test(one)));
+    const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const place = document.createElement("div");
+    document.querySelector("main").append(place);
+    const chart = new TimeChart(place, { title: "one", top: 10 });
+    const times = values.map((_value, at) => 60 * at);
+    chart.show([{ label: "x", color: "--violated" }], { times, values: [values], range });
+    await drawn();
+    const seen = [];
+    %s
+    place.remove();
+    return seen;
+}"""
+"""What is seen of a chart: the JavaScript in between tells ``seen`` of it."""
+PICTURE = IN_A_CHART % 'seen.push(place.querySelector("canvas").toDataURL());'
+WORDS = (
+    IN_A_CHART
+    % """
+    chart.say("nothing");
+    document.dispatchEvent(new Event("recolour"));
+    await drawn();
+    seen.push(place.innerText, place.querySelectorAll("canvas").length);"""
+)
+WALK = (
+    IN_A_CHART
+    % """
+    for (const key of ["ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowRight"]) {
+        place.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        await drawn();
+        seen.push(Number(place.querySelector("[aria-live]").textContent.split(" ").at(-1)));
+    }"""
+)
+
 
 def chart(page: Page, title: str) -> Locator:
     """The figure of a chart that is drawn."""
@@ -87,6 +122,19 @@ def test_numbers_at_an_axis_have_room_on_a_phone(visits: Visits, spike: Service)
     for most in (9, 262_144):
         margin, text = page.evaluate(MARGINS_PX, most)
         assert margin >= text + 15  # tick and gap
+
+
+def test_a_chart_shows_a_value_alone_and_words_until_there_are_values_and_is_walked_from_end_to_end(
+    visits: Visits, spike: Service
+) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking")
+    chart(page, TIMES)
+    none, alone = (page.evaluate(PICTURE, {"values": [None, x, None], "range": [0, 180]}) for x in (None, 5))
+    assert none != alone
+    assert page.evaluate(WORDS, {"values": [1, 2, 3], "range": [0, 120]}) == ["nothing", 0]  # in other colours, too
+    # The first step begins before the range.
+    assert page.evaluate(WALK, {"values": [1, 2, 3], "range": [45, 120]}) == [3, 2, 1, 1, 2, 3]
 
 
 def test_all_charts_of_an_application_are_drawn(visits: Visits, spike: Service) -> None:

@@ -353,3 +353,15 @@ def test_a_button_stays_where_it_is_pressed(visits: Visits, own: Service) -> Non
     expect(message).to_contain_text("10")
     admin.mouse.up()
     expect(done(admin)).to_contain_text("created")
+
+
+def test_a_button_that_copies_says_so_and_then_is_as_before(visits: Visits, empty: Service) -> None:
+    page = visits.page(empty, "admin")
+    page.goto("/first")
+    button = page.locator("[data-copy]").first
+    before = button.inner_html()
+    for _ in range(2):  # the second press comes while it says so
+        button.click()
+        expect(button).to_have_text(re.compile("^(Copied|Marked)"))
+    page.wait_for_timeout(3500)
+    assert button.inner_html() == before

@@ -58,6 +58,21 @@ def test_what_somebody_else_changes_is_seen(visits: Visits, own: Service) -> Non
     never_loaded_again(page)
 
 
+def test_the_floor_in_the_chart_of_a_host_is_the_one_in_force(visits: Visits, own: Service) -> None:
+    page = visits.page(own, "viewer")
+    path = f"/hosts/{own.host}"
+    page.goto(path)
+    remember(page)
+    legend = page.locator("#chart-batch .u-legend")
+    before = own.ask("GET", path)["law"]
+    expect(legend).to_contain_text(re.compile(r"floor\s*[\d.]+ %"))
+    own.ask("PATCH", path, {"law": {**before, "batch_floor": 0.234}})
+    expect(legend).to_contain_text("23.4 %")
+    own.ask("PATCH", path, {"law": before})
+    expect(legend).not_to_contain_text("23.4 %")
+    never_loaded_again(page)
+
+
 def test_a_lost_manager_is_told_and_found_again(visits: Visits, own: Service) -> None:
     visits.tolerated += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESP"]
     visits.tolerated += ["htmx:sendError", "htmx:afterRequest"]

@@ -200,6 +200,35 @@ def test_a_number_that_is_none_is_in_no_range(words: str, allowed: str) -> None:
     assert f"'nan' is not in the range {allowed}" in result.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status --host kvm1/history",
+        "savings --host ../kvm1",
+        "fits new --host kvm1/admission",
+        "record file --host kvm1/history",
+        "observe --vm shop-web/adopt",
+        "release --host kvm1/",
+        "host replace kvm1?x",
+        "host costs .",
+        "profile load shop/budget",
+        "profile cache shop/budget",
+        "profile table shop/budget",
+        "profile pair shop a/b --drive-a http://a/ --drive-b http://b/",
+    ],
+)
+def test_what_is_no_name_asks_for_nothing_else(words: str) -> None:
+    result = call(*words.split())
+    assert result.exit_code == 2, result.output
+    assert "is refused: a name has 1 to 63 letters" in " ".join(result.output.split())
+
+
+def test_a_picture_of_no_known_format_is_refused_before_the_work() -> None:
+    result = call("sim", "matrix", "--picture", "matrix.txt")
+    assert result.exit_code == 2
+    assert "matrix.txt is refused: use a name that ends in .png, .svg, .pdf" in " ".join(result.output.split())
+
+
 def test_a_revision_that_is_empty_is_refused() -> None:
     assert "'[REVISION]': it is empty" in call("db", "upgrade", "").output
 

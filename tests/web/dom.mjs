@@ -32,6 +32,7 @@ globalThis.uPlot = class {
 uPlot.paths = { stepped: () => undefined };
 
 let empty = false;
+let hangs = false;
 let vms = 1;
 const at = (second) => new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString();
 const step = { start: at(0), count: 5, percentile_ms: 5, p50_ms: 1, p95_ms: 5, p99_ms: 6, rate_rps: 1, judged: 10, violated: 3 };
@@ -42,7 +43,8 @@ function answer(url) {
   const lines = [...Array(vms).keys()].map((number) => ({ vm: `web-${number}`, weight: starts.map(() => 1 + number) }));
   return { starts, tiers: [{ tier: "web", pcpus: starts.map(() => 1), vms: lines }] };
 }
-globalThis.fetch = async (url) => {
+globalThis.fetch = async (url, { signal }) => {
+  if (hangs) await new Promise((_done, fail) => (signal.onabort = () => fail(signal.reason)));
   await wait(MS);
   return { ok: true, json: async () => answer(url) };
 };
@@ -53,18 +55,19 @@ process.on("unhandledRejection", (error) => failed.push(error.message));
 element("charts").dataset = { application: "shop", first: at(0) };
 const source = async (name) => (await readFile(`${folder}/${name}`, "utf8"));
 const module = (text) => `data:text/javascript,${encodeURIComponent(text)}`;
-const charts = module(await source("charts.js"));
+const charts = module((await source("charts.js")).replace(/LONGEST_ANSWER_MS = \d+/, `LONGEST_ANSWER_MS = ${2 * MS}`));
 const changed = () => listeners.changed.forEach((act) => act());
 if (steps[0] === "many") vms = 500;
 await import(module((await source("application.js")).replace('"./charts.js"', JSON.stringify(charts))));
 const told = [];
 for (const name of steps) {
   empty = name === "empty";
+  hangs = name === "hang";
   if (name === "often") for (let time = 0; time < 10; time += 1) { await wait(0.75 * MS); changed(); }
   else {
     await wait(2 * MS);
     changed();
-    await wait(2 * MS);
+    await wait(2 * MS + (hangs ? 2 * MS : 0));
   }
   told.push({ drawn, words: element("chart-times").words, range: element("in-range").textContent, failed });
 }

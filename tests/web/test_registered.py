@@ -192,6 +192,22 @@ def test_a_name_that_is_taken_is_told_and_nothing_is_replaced(desk: Desk, operat
     assert desk.api.ok("GET", "/vms/web-1")["class"] == "critical"
 
 
+@pytest.mark.parametrize(
+    ("entered", "kept"), [(None, " web 1 "), ("web 1", " web 1 "), ("web 2 ", "web 2"), ("", "web-1")]
+)
+def test_spaces_at_the_ends_of_a_libvirt_name_that_was_picked_stay(
+    desk: Desk, operator: Browser, entered: str | None, kept: str
+) -> None:
+    desk.api.ok("PUT", "/vms/web-1", {"class": "critical", "libvirt_name": " web 1 "})
+    given = operator.get("/registered/vms/web-1").fields()
+    given["weight"] = "300"
+    if entered is not None:
+        given["libvirt_name"] = entered
+    assert operator.post("/registered/vms/web-1", given).status == 303
+    vm = desk.api.ok("GET", "/vms/web-1")
+    assert (vm["weight"], vm["libvirt_name"]) == (300, kept)
+
+
 def test_what_somebody_else_changed_meanwhile_is_shown_and_nothing_is_lost(desk: Desk, operator: Browser) -> None:
     register_shop(desk)
     given = operator.get("/registered/vms/web-1").fields()

@@ -4,8 +4,10 @@
 const HEIGHT = 220;
 const NEAR_PX = 7;
 const MARK_PX = 7;
+const LONE_PX = 4;
 const WIDE = 20; // by so much the largest value exceeds the least on a logarithmic axis
 const NOTHING = "–";
+const LONGEST_ANSWER_MS = 60000; // no answer after so long is none
 /** Width of an axis in pixels: room for its longest text, once there are any. */
 const AXIS_SIZE = (_plot, texts) => Math.max(56, 22 + 7 * Math.max(0, ...(texts ?? []).map((text) => text.length)));
 
@@ -22,6 +24,12 @@ const MOMENT = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle:
 
 /** The value of a CSS variable, such as "--critical". */
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Which values of a line have none beside them: of those nothing would be seen. */
+function alone(plot, series) {
+  const values = plot.data[series];
+  return [...values.keys()].filter((at) => values[at] !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null);
+}
 
 /** A number with as many digits as it needs. @param {number|null} value @param {string} unit */
 export function shown(value, unit) {
@@ -58,6 +66,7 @@ export class TimeChart {
   #data = null;
   #told = document.createElement("p");
   #read = false; // what the arrow keys told stays until the reader moves on
+  #at = 0; // the value that they told last
 
   /**
    * @param {HTMLElement} place
@@ -94,7 +103,7 @@ export class TimeChart {
   /** Show words in place of a chart. @param {string} text */
   say(text) {
     this.#plot?.destroy();
-    this.#plot = null;
+    this.#plot = this.#data = null;
     const words = document.createElement("p");
     words.className = "empty";
     words.textContent = text;
@@ -149,7 +158,7 @@ export class TimeChart {
           width: line.width ?? 1.5,
           dash: line.dash,
           paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          points: { show: false },
+          points: { show: true, filter: alone, size: LONE_PX, fill: css(line.color) },
           value: (_plot, value, _series, at) => shown(this.#own(stacked ? lines.length - 1 - place : place, at), unit),
         })),
       ],
@@ -223,10 +232,13 @@ export class TimeChart {
     const steps = { ArrowLeft: -1, ArrowRight: 1 };
     if (!this.#plot || !(event.key in steps) || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
+    const from = this.#read ? this.#at : (this.#plot.cursor.idx ?? this.#data.times.length);
     this.#read = false;
     const last = this.#data.times.length - 1;
-    const at = Math.min(Math.max((this.#plot.cursor.idx ?? last + 1) + steps[event.key], 0), last);
-    this.#plot.setCursor({ left: this.#plot.valToPos(this.#data.times[at], "x"), top: 10 });
+    const at = Math.min(Math.max(from + steps[event.key], 0), last);
+    this.#at = at;
+    // The first step may begin before the range: at its edge the cursor is still in the chart.
+    this.#plot.setCursor({ left: Math.max(this.#plot.valToPos(this.#data.times[at], "x"), 0), top: 10 });
     const values = this.#lines.map((line, place) => `${line.label} ${shown(this.#own(place, at), this.#options.unit)}`);
     const story = this.#told.textContent;
     this.#told.textContent = [MOMENT.format(this.#data.times[at] * 1000), ...values, story].filter(Boolean).join(" · ");
@@ -271,7 +283,10 @@ export class TimeChart {
 /** The JSON of a path of the REST interface. Throws an Error whose message says why there is none. */
 export async function ask(path, query) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined);
-  const response = await fetch(`/api/v1${path}?${new URLSearchParams(given)}`, { headers: { Accept: "application/json" } });
+  const response = await fetch(`/api/v1${path}?${new URLSearchParams(given)}`, {
+    headers: { Accept: "application/json" },
+    signal: AbortSignal.timeout(LONGEST_ANSWER_MS),
+  });
   const body = await response.json();
   if (!response.ok) throw new Error(body.errors?.[0]?.message ?? body.detail ?? body.title);
   return body;

@@ -33,7 +33,7 @@ function narrow(list) {
 /** Copy the text of the element that a button names, and say so on it. @param {HTMLButtonElement} button */
 async function copy(button) {
   const source = document.getElementById(button.dataset.copy);
-  const said = button.textContent;
+  const said = (button.dataset.said ??= button.innerHTML); // pressed again, it still says what it does
   try {
     await navigator.clipboard.writeText(source.value ?? source.textContent);
     button.textContent = "Copied";
@@ -43,7 +43,7 @@ async function copy(button) {
     else getSelection().selectAllChildren(source);
     button.textContent = "Marked: press Ctrl+C";
   }
-  setTimeout(() => (button.textContent = said), 3000);
+  setTimeout(() => (button.innerHTML = said), 3000);
 }
 
 // A press on a button leaves the field before, which is checked then. The answer may come before the button is let go:

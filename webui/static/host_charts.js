@@ -6,13 +6,15 @@ const percent = (share) => (share === null ? null : share * 100);
 
 /** Draw the charts, and draw them anew when something changed. @param {HTMLElement} place */
 export function hostCharts(place) {
-  const { host, floor } = place.dataset;
+  const { host } = place.dataset;
+  const floor = () => Number(document.getElementById("batch-floor").dataset.floor);
   const said = document.getElementById("charts-said");
   const split = new TimeChart(document.getElementById("chart-split"), {
     title: `${host}: CPU divided`, unit: "%", top: 90, stacked: true,
   });
   const batch = new TimeChart(document.getElementById("chart-batch"), { title: `${host}: batch`, unit: "%", top: 5 });
   let nextMs = 0;
+  let drawn = floor();
 
   async function read() {
     if (performance.now() < nextMs) return;
@@ -40,9 +42,10 @@ export function hostCharts(place) {
       ["critical", "batch", "other"].map((label) => ({ label, color: `--${label}`, filled: true, width: 0 })),
       { times, range, values: [line("critical_share"), line("batch_share"), line("other_share")] },
     );
+    drawn = floor();
     batch.show(
       [{ label: "batch", color: "--batch" }, { label: "floor", color: "--violated", dash: [6, 4] }],
-      { times, range, values: [line("batch_share"), times.map(() => percent(Number(floor)))] },
+      { times, range, values: [line("batch_share"), times.map(() => percent(drawn))] },
     );
     const [mean, least, most] = [got.reduce((sum, one) => sum + one, 0) / got.length, Math.min(...got), Math.max(...got)];
     const words = [mean, least, most].map((share) => shown(percent(share), "%"));
@@ -50,5 +53,10 @@ export function hostCharts(place) {
   }
 
   document.addEventListener("changed", read);
+  document.addEventListener("renewed", () => {
+    if (floor() === drawn) return;
+    nextMs = 0; // somebody set another one
+    read();
+  });
   read();
 }

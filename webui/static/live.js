@@ -10,6 +10,10 @@ const SILENCE_MS = 15000; // the server says something every 10 s
 const ANSWER_MS = 10000; // no answer after so long is none
 const LONGEST_STREAM_WAIT_MS = 30000;
 const GROWN_OLD_MS = 10000; // where nothing comes any more, that is what the page must show
+const TOO_MANY = 429;
+
+/** The manager answers, but not yet: too many requests of this user. */
+class Throttled extends Error {}
 
 /** Follow the topic that the body names, if any. */
 export function follow() {
@@ -29,6 +33,7 @@ async function renew(part, signal) {
     location.assign(elsewhere); // the session has ended
     return;
   }
+  if (response.status === TOO_MANY) throw new Throttled();
   if (response.status >= 500) throw new Error(response.statusText);
   const text = await response.text();
   if (url !== location.href || signal.aborted) return; // the reader went on meanwhile
@@ -79,11 +84,13 @@ class Follower {
     this.#close();
     const stream = new EventSource(`${this.#url}&seen=${this.#mark}`);
     this.#stream = stream;
+    // No word for too long means that the connection is gone, though nobody said so.
+    const listen = () => this.#after("silence", SILENCE_MS, () => this.#broken());
     const heard = (event) => {
       this.#mark = event.data;
-      // No word for too long means that the connection is gone, though nobody said so.
-      this.#after("silence", SILENCE_MS, () => this.#broken());
+      listen();
     };
+    listen();
     stream.addEventListener("hello", (event) => {
       heard(event);
       const missed = this.#lostAt !== null;
@@ -141,9 +148,9 @@ class Follower {
       this.#renewedAt = performance.now();
       this.#tookMs = this.#renewedAt - begunAt;
       if (!signal.aborted) this.#answered();
-    } catch {
+    } catch (error) {
       this.#renewing = null;
-      if (!signal.aborted) this.#lost();
+      if (!signal.aborted) this.#lost(error);
     }
   }
 
@@ -163,11 +170,13 @@ class Follower {
     this.#waitMs = FIRST_WAIT_MS;
   }
 
-  #lost() {
+  /** @param {Error} why */
+  #lost(why) {
     this.#close();
     this.#lostAt ??= new Date();
     const since = this.#lostAt.toLocaleTimeString("sv-SE");
-    this.#say("lost", `connection lost at ${since}: what is shown is from then. Is equipoise manager running? Trying again.`);
+    const [what, hint] = why instanceof Throttled ? ["too many requests", ""] : ["connection lost", " Is equipoise manager running?"];
+    this.#say("lost", `${what} at ${since}: what is shown is from then.${hint} Trying again.`);
     this.#after("ask", this.#waitMs * (0.75 + Math.random() / 2), () => this.#renew());
     this.#waitMs = Math.min(2 * this.#waitMs, LONGEST_WAIT_MS);
     this.#clear("again");

@@ -16,7 +16,7 @@ function draw() {
     });
     new TimeChart(place, { title: `Weights of ${application}, recorded and estimated` }).show(lines, {
       times,
-      range: [times[0], times.at(-1)],
+      range: [times[0] - intervalS, times.at(-1)],
       spans: times.flatMap((time, number) => (sla[number] === "violated" ? [[time - intervalS, time]] : [])),
       values: vms.flatMap(({ recorded, replayed }) => [recorded, replayed]),
     });

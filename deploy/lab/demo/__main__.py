@@ -21,6 +21,7 @@ from deploy.lab.demo.scene import BatchShape, parse_shape
 from deploy.lab.demo.spike_report import print_spike_report
 from deploy.lab.guest import DEFAULT_BASE
 from deploy.lab.lab_lock import only_user
+from manager.cli.options import NumberRange, PictureFile, WrittenFile
 from manager.errors import EquipoiseError
 
 
@@ -33,20 +34,19 @@ from manager.errors import EquipoiseError
 )
 @click.option(
     "--duration",
-    type=click.FloatRange(3, 3600),
+    type=NumberRange(3, 3600),
     metavar="S",
     help=f"Length of each phase ({phases.DEFAULT_PHASE_S:g}, of `autopilot` {autopilot.DEFAULT_PHASE_S:g}, of"
     f" `resources` {resources.DEFAULT_PHASE_S:g}) or of each"
     f" run ({spike.DEFAULT_RUN_S:g}).",
 )
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write JSON."
-)
+@click.option("--json", "json_file", type=WrittenFile(), metavar="FILE", help="Write JSON.")
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=PictureFile(),
     metavar="FILE",
-    help=f"Where `spike` and `autopilot` draw their picture (PNG or SVG)  [default: {DEFAULT_BASE}/SCENARIO.png]",
+    help="Where `spike` and `autopilot` draw their picture (.png, .svg or .pdf)"
+    f"  [default: {DEFAULT_BASE}/SCENARIO.png]",
 )
 @click.option(
     "--batch",
@@ -71,7 +71,9 @@ def main(
     if keep and scenario == "resources":
         raise click.UsageError("--keep: `resources` has other VMs for each resource, so none are left at the end")
     console = Console(width=None if sys.stdout.isatty() else 140)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` has one ignored
+            signal.signal(number, _interrupt)
     try:
         with ExitStack() as stack:
             stack.enter_context(only_user("deploy/demo", wait=not no_wait))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,12 @@ class Equipoise:
                 start_new_session=True,  # Ctrl-C reaches the demonstration, which then ends it in order
             )
         self._client: ManagerClient | None = None
-        self._wait(self._has_reported, START_S, "its agent to report")
+        try:
+            self._wait(self._has_reported, START_S, "its agent to report")
+        except BaseException:  # Ctrl-C, too: nobody else could end it
+            with suppress(LabError):  # which tells less than what went wrong
+                self.stop()
+            raise
 
     @property
     def client(self) -> ManagerClient:

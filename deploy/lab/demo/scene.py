@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -127,10 +128,12 @@ MOST_BATCH_VMS, MOST_BATCH_VCPUS = 4, 4
 
 def parse_shape(text: str) -> BatchShape:
     """Such as ``2x4``: two VMs of four vCPUs. Raises ValueError."""
-    vms, _, vcpus = text.partition("x")
-    shape = BatchShape(int(vms), int(vcpus))
-    if not (1 <= shape.vms <= MOST_BATCH_VMS and 1 <= shape.vcpus <= MOST_BATCH_VCPUS):
-        raise ValueError(f"{text}: 1 to {MOST_BATCH_VMS} VMs of 1 to {MOST_BATCH_VCPUS} vCPUs")
+    found = re.fullmatch(r"([0-9]{1,3})x([0-9]{1,3})", text)
+    shape = BatchShape(int(found[1]), int(found[2])) if found else None
+    if shape is None or not (1 <= shape.vms <= MOST_BATCH_VMS and 1 <= shape.vcpus <= MOST_BATCH_VCPUS):
+        raise ValueError(
+            f"{text!r} is refused: use NxM, 1 to {MOST_BATCH_VMS} VMs of 1 to {MOST_BATCH_VCPUS} vCPUs, such as 2x4"
+        )
     return shape
 
 
