@@ -90,8 +90,8 @@ def _harden(response: Response) -> Response:
 
     A browser may render no answer of the API: pages have their own policies.
     """
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
+    given = {name.lower() for name, _ in response.headers}
+    response.headers.extend([(name, value) for name, value in _HEADERS.items() if name.lower() not in given])
     if request.is_secure:
         response.headers["Strict-Transport-Security"] = _HSTS
     return response
