@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -96,6 +97,8 @@ class AgentMetrics:
         self.overruns = self._counter("tick_overruns", "Ticks left out because the one before still ran")
         self.errors = self._counter("errors", "Errors by kind", "kind")
         self.writes = self._counter("writes", "Changes of settings by knob and result", "knob", "result")
+        for knob, alerted in product(Knob, _ALERTED):  # an alert sees no increase from nothing to 1
+            self.writes.labels(knob, alerted)
         self.tick_age = self._gauge("tick_age_seconds", "Time since the last tick ended")
         self.stalled = self._gauge("loop_stalled", "1 while no tick has ended for three intervals")
         self.clock_jumps = self._counter("clock_jumps", "How often the wall clock was set, or the host suspended")
@@ -134,9 +137,7 @@ class AgentMetrics:
         self.tick_seconds.observe(result.duration_s)
         for problem in result.problems:
             self.errors.labels(problem.kind).inc()
-        for outcome in result.outcomes:
-            for alerted in _ALERTED:  # an alert sees no increase from nothing to 1
-                self.writes.labels(outcome.key.knob, alerted)
+        for outcome in (*result.outcomes, *result.cache.outcomes):
             self.writes.labels(outcome.key.knob, outcome.kind).inc()
         self.owned.set(owned_knobs)
         self.libvirt_up.set(connected)

@@ -26,22 +26,29 @@ from manager.errors import BackupError, DatabaseUnavailable
 from manager.private import make_file
 from manager.sqlite_files import check_pages, read_only
 from manager.store.access_models import SessionRow, TokenRow, UserRow
-from manager.store.database import Database, is_known, open_database
+from manager.store.database import Database, is_known
 from manager.store.host_models import JoinTokenRow
 from manager.store.models import Base
 
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
 _PACKAGE = "postgresql-client (Debian, Ubuntu) or postgresql (RHEL, Fedora)"
+_MADE = """
+DO $$ BEGIN
+    IF to_regnamespace(quote_ident('{0}')) IS NULL THEN EXECUTE format('CREATE SCHEMA %I', '{0}'); END IF;
+END $$;
+"""
+
+
 _EMPTY = """
 DO $$ DECLARE one record; BEGIN
     FOR one IN SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = current_schema()
     LOOP EXECUTE 'DROP TABLE ' || one.name || ' CASCADE'; END LOOP;
     FOR one IN SELECT oid::regprocedure::text AS name FROM pg_proc AS proc
-        WHERE pronamespace = current_schema()::regnamespace
+        WHERE pronamespace = quote_ident(current_schema())::regnamespace
         AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE objid = proc.oid AND deptype = 'e')
     LOOP EXECUTE 'DROP ROUTINE ' || one.name || ' CASCADE'; END LOOP;
     FOR one IN SELECT oid::regtype::text AS name FROM pg_type
-        WHERE typtype = 'e' AND typnamespace = current_schema()::regnamespace
+        WHERE typtype = 'e' AND typnamespace = quote_ident(current_schema())::regnamespace
     LOOP EXECUTE 'DROP TYPE ' || one.name || ' CASCADE'; END LOOP;
 END $$;
 """
@@ -126,7 +133,7 @@ def restore(database: Database, path: Path, say: Say, *, force: bool = False, wi
     say(f"restoring revision {backup.revision}")
     try:
         if database.file is not None:
-            _restore_file(path, database.file, access, say)
+            _restore_file(path, database, database.file, access, say)
         else:
             _restore_dump(path, database.url, revives=with_access)
             say("upgrading the tables")
@@ -192,14 +199,25 @@ def inspect(path: Path) -> Backup:
                 [revision] = source.execute("SELECT version_num FROM alembic_version").fetchone()
             return Backup(path, "sqlite", str(revision), path.stat().st_size)
         if begin.startswith(_POSTGRESQL):
-            text = _run(None, "pg_restore", "--data-only", "--table=alembic_version", "--file=-", str(path))
-            lines = text.splitlines()
-            revision = lines[next(at for at, line in enumerate(lines) if line.startswith("COPY ")) + 1]
+            revision = _copied_revision(path)[1]
             _run(None, "pg_restore", f"--file={os.devnull}", str(path))  # to its end
             return Backup(path, "postgresql", revision, path.stat().st_size)
     except (OSError, sqlite3.Error, ValueError, TypeError, StopIteration, IndexError, _ProgramFailed) as error:
         raise BackupError(f"{path} is no backup, or a damaged one: {error}") from error
     raise BackupError(f"{path} is no backup")
+
+
+def _copied_revision(path: Path) -> Sequence[str]:
+    """Of a dump the lines that copy the revision: into which table, and itself. Raises StopIteration, BackupError."""
+    text = _run(None, "pg_restore", "--data-only", "--table=alembic_version", "--file=-", str(path))
+    lines = text.splitlines()
+    return lines[next(at for at, line in enumerate(lines) if line.startswith("COPY ")) :]
+
+
+def _schema(path: Path) -> str:
+    """The schema of a dump's tables."""
+    name = _copied_revision(path)[0].removeprefix("COPY ").partition(".alembic_version ")[0]
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -208,12 +226,12 @@ def _copy(source: Path, target: Path) -> None:
         here.backup(there)
 
 
-def _restore_file(path: Path, file: Path, access: Access | None, say: Say) -> None:
+def _restore_file(path: Path, database: Database, file: Path, access: Access | None, say: Say) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="restore-") as folder:
         copy = Path(folder) / "equipoise.db"
         shutil.copyfile(path, copy)
         say("upgrading the tables")
-        migrated = open_database(f"sqlite:///{copy}", 1)
+        migrated = Database(database.url.set(database=str(copy)), 1)
         migrated.upgrade()
         _admit(migrated, access, say)
         migrated.close()
@@ -227,8 +245,10 @@ def _restore_dump(path: Path, url: URL, *, revives: bool) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         empty, script = Path(folder) / "empty.sql", Path(folder) / "restore.sql"
-        empty.write_text(_EMPTY)
-        _run(None, "pg_restore", "--no-owner", "--no-privileges", f"--file={script}", str(path))
+        schema = _schema(path)
+        empty.write_text(_MADE.format(schema.replace("'", "''")) + _EMPTY)
+        # Without the schema itself, which mostly exists.
+        _run(None, "pg_restore", "--no-owner", "--no-privileges", f"--schema={schema}", f"--file={script}", str(path))
         options = ("--quiet", "--no-psqlrc", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=" + os.devnull)
         closed = Path(folder) / "closed.sql"
         tables: tuple[type[Base], ...] = (SessionRow,) if revives else (SessionRow, *_TABLES)
@@ -242,7 +262,8 @@ def _run(url: URL | None, program: str, *arguments: str) -> str:
     if url is not None:
         if password := url.query.get("password", url.password):
             variables["PGPASSWORD"] = str(password)  # other users see arguments
-        plain = url.set(drivername="postgresql", password=None).difference_update_query(("password",))
+        query = url.difference_update_query(("password",)).query
+        plain = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
         arguments = (f"--dbname={plain.render_as_string(hide_password=False)}", *arguments)
     try:
         done = subprocess.run([program, *arguments], env=variables, capture_output=True, text=True, check=False)

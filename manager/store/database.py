@@ -217,6 +217,11 @@ class Database:
         with self._answering("migrated"), as_file(files("migrations")) as folder, engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            revision = MigrationContext.configure(connection).get_current_revision()
+            if revision is not None and not is_known(revision):
+                raise DatabaseUnavailable(
+                    f"database {_shown(self.url)} is of a newer version (revision {revision}): upgrade Equipoise first"
+                )
             act(_config(str(folder), connection))
 
     @contextmanager

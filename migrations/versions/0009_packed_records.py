@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from manager.model.packed_histogram import unpack
+from manager.model.packed_histogram import UnreadHistogram, pack
 from manager.model.packed_records import (
     PackedDecision,
     PackedTick,
@@ -27,7 +27,8 @@ from manager.model.packed_records import (
     unpack_decisions,
     unpack_ticks,
 )
-from manager.model.packed_windows import PackedWindow, unpack_windows
+from manager.model.packed_windows import unpack_windows
+from manager.store.window_packs import StoredWindow, joined_origins, unpacked
 
 revision = "0009"
 down_revision = "0008"
@@ -107,42 +108,41 @@ def _make_window_packs() -> None:
 
 
 def _unpack_windows() -> None:
-    """Windows as rows again, but of origins and slots that have rows: what came late."""
+    """Windows as rows again, joined with rows of the same origin and slot, which came late, as readers of both do."""
     names = ("application_id", "origin", "count", "requests")
     windows = sa.table(
         "windows",
-        *map(sa.column, names),
+        *map(sa.column, ("id", *names)),
         sa.column("histogram", sa.LargeBinary()),
         sa.column("ready", sa.JSON(none_as_null=True)),
         sa.column("ahead", sa.Boolean()),
         *_times("slot", "start_at", "end_at"),
     )
     packs = sa.table("window_packs", sa.column("id"), sa.column("application_id"), sa.column("body", sa.LargeBinary()))
-    columns = windows.c.application_id, windows.c.slot, windows.c.origin
     connection = op.get_bind()
     for row in _rows_of(sa.select(packs).order_by(packs.c.id)):
-        unpacked = [_window_columns(row.application_id, window) for window in unpack_windows(row.body)]
-        slots = {window["slot"] for window in unpacked}
-        present = sa.select(*columns).where(windows.c.application_id == row.application_id, windows.c.slot.in_(slots))
-        there = {tuple(place) for place in connection.execute(present)}
-        new = [one for one in unpacked if (one["application_id"], one["slot"], one["origin"]) not in there]
-        if new:
-            connection.execute(sa.insert(windows), new)
+        # A row may have a window twice: revision 0014 adds what came late to minutes as they were before.
+        packed = [unpacked(row.application_id, window) for window in unpack_windows(row.body)]
+        places = {(window.slot, window.origin) for window in packed}
+        slots = {_stored(microseconds(slot)) for slot, _ in places}
+        present = sa.select(windows).where(windows.c.application_id == row.application_id, windows.c.slot.in_(slots))
+        late = {one.id: window for one in connection.execute(present) if (window := _window(one))[1:3] in places}
+        joined = [window for origins in joined_origins([*late.values(), *packed]).values() for window in origins]
+        connection.execute(sa.delete(windows).where(windows.c.id.in_(late)))
+        if joined:
+            connection.execute(sa.insert(windows), [*map(_window_columns, joined)])
 
 
-def _window_columns(number: int, window: PackedWindow) -> dict[str, Any]:
-    return {
-        "application_id": number,
-        "slot": _stored(window.slot_us),
-        "origin": window.origin,
-        "start_at": _stored(window.start_us),
-        "end_at": _stored(window.end_us),
-        "count": unpack(window.histogram).count,
-        "histogram": window.histogram,
-        "requests": window.requests,
-        "ready": window.ready,
-        "ahead": False,
-    }
+def _window(row: sa.Row[Any]) -> StoredWindow:
+    slot, start_at, end_at = (moment_of(_us(moment)) for moment in (row.slot, row.start_at, row.end_at))
+    histogram = UnreadHistogram(row.histogram)
+    return StoredWindow(row.application_id, slot, row.origin, start_at, end_at, histogram, row.requests, row.ready)
+
+
+def _window_columns(window: StoredWindow) -> dict[str, Any]:
+    times = {name: _stored(microseconds(getattr(window, name))) for name in ("slot", "start_at", "end_at")}
+    columns = {**window._asdict(), **times, "histogram": pack(window.histogram)}
+    return {**columns, "count": window.histogram.count, "ahead": False}
 
 
 def _make_ticks() -> sa.Table:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
@@ -124,6 +125,26 @@ def test_an_older_one_is_migrated(database_url: str, tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.parametrize("schema", ["equipoise", 'Their "own"'])
+def test_tables_of_a_schema_of_their_own_come_back(new_url: Callable[[str], str], tmp_path: Path, schema: str) -> None:
+    urls = {name: new_url("postgresql") for name in ("present", "new")}
+    quoted = '"' + schema.replace('"', '""') + '"'
+    for url in urls.values():
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET search_path = {quoted}')
+    with psycopg.connect(urls["present"], autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {quoted}")
+    present, new = map(open_database, urls.values())
+    present.upgrade()
+    add(present, 1)
+    made = back_up(present, tmp_path / "backup", quiet)
+    add(present, 2)
+    for database in (present, new):
+        restore(database, made.path, quiet, force=True)
+        assert counted(database) == (1, 1)
+        database.close()
+
+
 def test_a_newer_one_is_refused_and_nothing_is_changed(filled: Database, tmp_path: Path) -> None:
     made = back_up(filled, tmp_path / "old", quiet)
     with filled.writing() as session:
@@ -198,8 +219,11 @@ def test_without_the_programs_it_says_what_to_install(new_url, tmp_path: Path, m
     database.close()
 
 
+@pytest.mark.parametrize(
+    "given", [lambda url: f"{url}&password=s3cret", lambda url: url.replace("tester@", "tester:s3cret@")]
+)
 def test_other_users_do_not_see_the_password(
-    new_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Callable[[str], str]
 ) -> None:
     """Neither of the place for it in a URL, nor as a parameter: arguments of a process are public."""
     url, said = new_url("postgresql"), tmp_path / "said"
@@ -208,12 +232,12 @@ def test_other_users_do_not_see_the_password(
     program.write_text(f'#!/bin/sh\necho "$PGPASSWORD" >{said}; echo "$@" >>{said}; exit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    database = open_database(f"{url}&password=s3cret")
+    database = open_database(given(url))
     with pytest.raises(BackupError, match="pg_dump failed"):
         back_up(database, tmp_path / "backup", quiet)
     password, arguments = said.read_text().splitlines()
     assert password == "s3cret"
-    assert "--dbname=postgresql://" in arguments
+    assert "--dbname=postgresql://tester@" in arguments
     assert "s3cret" not in arguments
     database.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
@@ -71,6 +72,21 @@ def test_processes_that_start_at_once_migrate_once(database_url: str) -> None:
         done = list(pool.map(lambda _: subprocess.run(command, capture_output=True, text=True, check=False), range(4)))
     assert [one.stderr for one in done] == [""] * 4
     assert {one.stdout.strip() for one in done} == {revisions()[-1]}
+
+
+@pytest.mark.parametrize("migrate", [Database.upgrade, lambda database: database.downgrade("0001")])
+def test_tables_of_a_newer_version_are_refused(database: Database, migrate: Callable[[Database], object]) -> None:
+    with database.writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    try:
+        with pytest.raises(
+            DatabaseUnavailable, match=r"is of a newer version \(revision 9999\): upgrade Equipoise first"
+        ):
+            migrate(database)
+        assert database.current() == "9999"
+    finally:
+        with database.writing() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = :newest"), {"newest": revisions()[-1]})
 
 
 def test_a_failed_migration_leaves_nothing_behind(database_url: str) -> None:

@@ -20,6 +20,7 @@ from manager.model.packed_records import (
 )
 from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
 from manager.store.database import Database, open_database
+from manager.store.models import WindowRow
 from manager.store.pack_models import DecisionPackRow, TickPackRow, WindowPackRow
 from tests.db.test_migrations import revisions
 
@@ -103,6 +104,36 @@ def test_joined_ticks_become_minutes_again(database_url: str) -> None:
             rows = session.scalars(select(TickPackRow).order_by(TickPackRow.last_at, TickPackRow.id)).all()
             read = [((row.last_at - START).total_seconds(), unpack_ticks(row.body)) for row in rows]
     assert read == [(0, TICKS), (30, ticks[:2]), (65, [ticks[2]]), (600, [ticks[3]])]
+
+
+def test_windows_that_came_late_are_joined_with_packed_ones_as_they_become_rows(database_url: str) -> None:
+    minute = START + timedelta(minutes=1)
+    with closing(open_database(database_url)) as database:
+        database.upgrade()
+        with database.writing() as session:
+            # A row of a minute, as revisions before 0014 have, and what came late for it in that of the quarter.
+            body = pack_windows([counted("kvm1", 3), counted("kvm2", 9), counted("", 3)])
+            session.add(WindowPackRow(application_id=1, start=minute, body=body))
+            body = pack_windows([counted("kvm1", 9), counted("kvm2", 3), counted("", 4)])
+            session.add(WindowPackRow(application_id=1, start=START, body=body))
+            for origin in ("kvm2", "", "kvm3"):  # and what came even later
+                times = {"slot": minute, "start_at": minute, "end_at": minute + timedelta(seconds=5)}
+                window = WindowRow(application_id=1, origin=origin, **times, count=5, histogram=Histogram({500: 5}))
+                session.add(window)
+        database.downgrade("0008")
+        with database.reading() as session:
+            rows = session.scalars(select(WindowRow).order_by(WindowRow.origin)).all()
+            there = [(row.origin, row.count, row.histogram.count, row.end_at, row.ready) for row in rows]
+    end = minute + timedelta(seconds=5)
+    assert there == [
+        (name, count, count, end, None) for name, count in (("", 12), ("kvm1", 9), ("kvm2", 9), ("kvm3", 5))
+    ]
+
+
+def counted(origin: str, count: int) -> PackedWindow:
+    """One of the second minute with so many response times."""
+    slot_us = AT_US + 60 * 10**6
+    return PackedWindow(slot_us, origin, slot_us, slot_us + 5 * 10**6, None, None, pack(Histogram({500: count})))
 
 
 def window_at(minute: int, second: int) -> PackedWindow:

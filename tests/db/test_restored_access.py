@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select, text
 
 from manager.errors import DatabaseUnavailable
+from manager.settings import load_settings
 from manager.store.access_models import SessionRow, UserRow
 from manager.store.backup import back_up, restore
 from manager.store.database import Database, open_database
@@ -127,6 +128,23 @@ def test_tables_of_an_older_version_keep_their_tokens(database_url: str, tmp_pat
         session.execute(text("DELETE FROM tokens WHERE name = 'late'"))
     restore(database, backup.path, lambda _text: None, force=True)
     assert (who(database, secret), who(database, late)) == ("old admin None", None)
+    database.close()
+
+
+@pytest.mark.parametrize("name", ["what?", "%41", "a#b"])
+def test_whatever_the_path_of_the_database_nobody_is_let_in_and_tables_are_upgraded(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    database = open_database(load_settings(None, {}, {"state_dir": str(folder)}).database_url)
+    database.upgrade()
+    secret = make(database, "revoked")
+    database.downgrade(revisions()[0])
+    backup = back_up(database, tmp_path / "backup", lambda _text: None)
+    with database.writing() as session:
+        session.execute(text("DELETE FROM tokens"))
+    restore(database, backup.path, lambda _text: None, force=True)
+    assert (who(database, secret), database.current()) == (None, revisions()[-1])
+    assert {one.name for one in tmp_path.iterdir()} == {name, "backup"}
     database.close()
 
 

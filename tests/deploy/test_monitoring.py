@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from manager.api.manager_metrics import duration
 from manager.control.error_budget import BURN_RULES
 from manager.loop.agent_metrics import AgentMetrics
-from manager.store.database import Database
+from manager.store.database import _WAITS, Database
 from tests.api.conftest import make_api
 from tests.deploy.units import TOP
 
@@ -167,6 +167,11 @@ def test_dashboards_ask_for_metrics_that_there_are(name: str, offered: frozenset
         asked = set(ASKED.findall(re.sub(r'"[^"]*"', "", expression)))
         assert asked or "up{" in expression
         assert asked <= offered
+
+
+def test_a_database_that_does_not_answer_is_told_before_prometheus_stops_waiting() -> None:
+    [limit_s] = re.findall(r"scrape_timeout: (\d+)s", (PROMETHEUS / "prometheus.yml").read_text())
+    assert int(limit_s) > int(_WAITS["connect_timeout"]) + 2
 
 
 def test_alerts_of_burning_are_those_of_the_manager() -> None:

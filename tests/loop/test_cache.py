@@ -183,9 +183,12 @@ def test_a_group_that_somebody_else_changed_is_given_up_until_adopted(
         rig.host.resctrl.remove(SHOP)
     else:
         rig.host.resctrl.groups[SHOP].values = dict(values)
-    result = rig.tick()
+    result, metrics = rig.tick(), AgentMetrics()
     [external] = [one for one in result.cache.outcomes if one.kind is OutcomeKind.EXTERNAL]
     assert reason in external.reason
+    metrics.observe(result, 0, True)
+    labels = {"knob": "cache_ways", "result": "external"}
+    assert metrics.registry.get_sample_value("equipoise_agent_writes_total", labels) == 1
     [event] = [one for one in result.events if one.kind == "external-change"]
     assert event.severity is Severity.WARNING
     assert event.message.startswith(f"{SHOP} L3:0=f;1=f: ")

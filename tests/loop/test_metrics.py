@@ -93,3 +93,15 @@ def test_what_an_alert_is_to_see_the_first_time_is_counted_from_nothing(rig: Rig
         return metrics.registry.get_sample_value("equipoise_agent_writes_total", labels)
 
     assert [written(result) for result in ("applied", "external", "failed", "ignored")] == [1, 0, 0, 0]
+
+
+def test_what_was_changed_while_the_agent_was_down_is_an_increase_from_nothing(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    rig.tick()
+    rig.crash()
+    rig.host.vms[domain_uuid("web")].weight = 77
+    metrics, labels = AgentMetrics(), {"knob": "weight", "result": "external"}
+    assert metrics.registry.get_sample_value("equipoise_agent_writes_total", labels) == 0
+    metrics.observe(rig.tick(), 0, True)
+    assert metrics.registry.get_sample_value("equipoise_agent_writes_total", labels) == 1

@@ -10,10 +10,16 @@ import pytest
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from manager.api.acceptance import LISTS, PARTS
 from manager.api.context import ManagerContext
+from manager.api.manager_jobs import make_jobs
 from manager.api.manager_metrics import Metrics
+from manager.control.claim_rules import Foul
 from manager.loop.agent_metrics import AgentMetrics
+from manager.model.records import OutcomeKind
+from manager.settings import load_settings
 from manager.store.database import Database
+from manager.store.jobs import JobResult
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
 
@@ -61,6 +67,21 @@ def managers(migrated: Callable[[str], Database]) -> Found:
 
 def test_those_of_the_manager(managers: Found) -> None:
     assert documented("Manager") == managers
+
+
+def test_values_of_labels_are_those_that_there_are(migrated: Callable[[str], Database]) -> None:
+    jobs = make_jobs(load_settings(None, {}, {}), ManagerContext(migrated("sqlite"), {}, 30.0, 20))
+    assert values("equipoise_jobs_total", "job") == {job.name for job in jobs}
+    assert values("equipoise_jobs_total", "result") == {*JobResult}
+    assert values("equipoise_report_items_refused_total", "field") == {*LISTS, *PARTS}
+    assert values("equipoise_vm_claims_refused_total", "why") == {*Foul}
+    assert values("equipoise_agent_writes_total", "result") == {*OutcomeKind}
+
+
+def values(metric: str, label: str) -> set[str]:
+    """The values of a metric's label, as its row tells them."""
+    [told] = re.findall(rf"^\| `{metric}` \|.*`{label}`: ([\w, -]+)", PAGE, re.MULTILINE)
+    return set(told.strip().split(", "))
 
 
 def test_labels_and_types_are_seen(managers: Found) -> None:
