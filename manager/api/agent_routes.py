@@ -299,11 +299,12 @@ def _take(
         if end <= context.latest:
             measured[number] = max(end, measured.get(number, end))
     as_they_came, ticks = _to_date(accepted, now + skew)
+    taken = replace_windows(session, name, here, windows, context.slot_length, now + skew, together=not body.live)
     stored = ReportOut(
         stored_decisions=store_decisions(session, name, _rows(body.decisions, date)),
         stored_events=store_events(session, _rows(body.events, date)),
         stored_ticks=store_ticks(session, name, *_tick_bodies(ticks, date), as_they_came),
-        stored_windows=replace_windows(session, name, here, windows, context.slot_length, now + skew),
+        stored_windows=taken,
         vms_missing=missing,
     )
     return _Taken(stored, refused_vms, registered, measured)

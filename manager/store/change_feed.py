@@ -33,10 +33,10 @@ from manager.store.models import (
     TierVmRow,
     VmRow,
     VmStatusRow,
-    WindowRow,
 )
 from manager.store.pack_models import DecisionPackRow, TickPackRow
 from manager.store.watched_hosts import look_at
+from manager.store.window_packs import YOUNG
 
 PERIOD_S = 0.5
 _MARKED_S = 5.0
@@ -178,7 +178,7 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
     """
     match topic.kind:
         case TopicKind.FLEET:
-            return [_last(TickPackRow.id), _last(WindowRow.id), _silent()]
+            return [_last(TickPackRow.id), *(_last(kind.id) for kind, _ in YOUNG), _silent()]
         case TopicKind.DECISIONS:
             return [_last(DecisionPackRow.id), _last(EventRow.id)]
         case TopicKind.HOST:
@@ -201,7 +201,8 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
             )
             tick = newest.correlate(HostRow).scalar_subquery()
             ticks = select(func.max(tick)).where(HostRow.id.in_(serving)).scalar_subquery()
-            return [_last(WindowRow.slot, WindowRow.application_id == number, WindowRow.slot <= now), ticks]
+            windows = (_last(at, kind.application_id == number, at <= now) for kind, at in YOUNG)
+            return [*windows, ticks]
 
 
 def _silent() -> ScalarSelect[Any]:

@@ -30,6 +30,7 @@ from manager.store.rollups import period_of
 from manager.store.source_rows import hosts_of
 from manager.store.tick_packs import list_ticks
 from manager.store.tick_rollups import tick_of
+from manager.store.window_minutes import oldest_of_minutes
 from manager.store.window_packs import oldest_packed
 from manager.store.windows import list_windows
 
@@ -129,7 +130,8 @@ def first_measured(session: Session, application: ApplicationRow) -> datetime | 
     """The start of the oldest slot, minute or hour that is kept of an application, the finest there is of that time."""
     rolled = select(func.min(RollupRow.start)).where(RollupRow.application_id == application.id)
     slots = select(func.min(WindowRow.slot)).where(WindowRow.application_id == application.id)
-    slot = min(filter(None, (session.scalar(slots), oldest_packed(session, application.id))), default=None)
+    younger = session.scalar(slots), oldest_of_minutes(session, application.id)
+    slot = min(filter(None, (*younger, oldest_packed(session, application.id))), default=None)
     lengths = (rolled.where(RollupRow.length_s == int(length_s)) for length_s in (MINUTE_S, HOUR_S))
     moments = [first for first in (slot, *map(session.scalar, lengths)) if first is not None]
     return next((first for first in moments if first < min(moments) + timedelta(seconds=HOUR_S)), None)

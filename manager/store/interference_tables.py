@@ -16,8 +16,9 @@ from manager.model.interference import LargestLoad
 from manager.model.registration import Sla
 from manager.store.applications import keep_applications
 from manager.store.interference_models import InterferenceLookRow, InterferenceTableRow
-from manager.store.models import ApplicationRow, WindowRow
+from manager.store.models import ApplicationRow
 from manager.store.row_writes import upsert
+from manager.store.window_packs import YOUNG
 
 _LOADS = TypeAdapter(tuple[LargestLoad, ...])
 _DIGITS = 5
@@ -79,7 +80,9 @@ def due_applications(session: Session, due: Due, limit: int) -> list[str]:
     look, row = InterferenceLookRow, ApplicationRow
     table = InterferenceTableRow
     small = ~exists().where(table.application_id == row.id, table.minutes >= _FEW)
-    measured = exists().where(WindowRow.application_id == row.id, WindowRow.slot >= due.measured_since)
+    measured = or_(
+        *(exists().where(kind.application_id == row.id, moment >= due.measured_since) for kind, moment in YOUNG)
+    )
     query = (
         select(row.name)
         .outerjoin(look, look.application_id == row.id)

@@ -15,8 +15,10 @@ from sqlalchemy.orm import Session
 from manager.model.glanced_window import GlancedWindow, glance_at
 from manager.model.packed_records import microseconds
 from manager.store.live_plane import live_glances
-from manager.store.models import ApplicationRow, WindowRow
+from manager.store.models import ApplicationRow
+from manager.store.rollup_queue import MINUTE
 from manager.store.row_writes import is_one_of
+from manager.store.window_packs import YOUNG
 from manager.store.windows import recent_windows
 
 
@@ -32,7 +34,7 @@ def latest_glances(
     glances = {
         number: glance.window
         for number, glance in live_glances(session).items()
-        # A row of its slot, or of the one before, is part of the latest window, too.
+        # What history brought of its slot, or of the one before, is part of the latest window, too.
         if newest_us.get(number, 0) < glance.slot_us - length_us
         and glance.slot_us <= until_us
         # Else the SLA was another one.
@@ -44,9 +46,17 @@ def latest_glances(
 
 
 def _newest_rows_us(session: Session, numbers: Collection[int], until: datetime) -> dict[int, int]:
-    """When the newest slots up to ``until`` began that are rows, of applications that have any, by row number."""
-    newest = select(func.max(WindowRow.slot)).where(
-        WindowRow.application_id == ApplicationRow.id, WindowRow.slot <= until
+    """When the newest slots up to ``until`` began that history brought, of applications with any, by row number.
+
+    Where it brought some of a minute that began later, that counts.
+    """
+    newest = (
+        select(func.max(moment)).where(kind.application_id == ApplicationRow.id, moment <= latest).scalar_subquery()
+        for (kind, moment), latest in zip(YOUNG, (until, until + MINUTE), strict=True)
     )
-    query = select(ApplicationRow.id, newest.scalar_subquery()).where(is_one_of(session, ApplicationRow.id, numbers))
-    return {number: microseconds(slot) for number, slot in session.execute(query) if slot is not None}
+    query = select(ApplicationRow.id, *newest).where(is_one_of(session, ApplicationRow.id, numbers))
+    return {
+        number: max(microseconds(slot) for slot in slots if slot is not None)
+        for number, *slots in session.execute(query)
+        if any(slots)
+    }

@@ -31,18 +31,17 @@ from sqlalchemy.orm import Session
 
 from manager.control.tenure_rules import Who
 from manager.model.glanced_window import PlacedGlance, glance_at, pack_glances, unpack_glances
-from manager.model.packed_histogram import pack
 from manager.model.packed_live import pack_live, unpack_live
 from manager.model.packed_records import microseconds
-from manager.model.packed_windows import PackedWindow
 from manager.model.window import Window
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.host_models import RevisionRow
 from manager.store.models import HostRow, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
+from manager.store.pack_models import WindowMinuteRow
 from manager.store.row_writes import among, is_one_of
 from manager.store.watched_hosts import WATCHED_FOR
-from manager.store.window_packs import StoredWindow, unpacked
+from manager.store.window_packs import YOUNG, StoredWindow, as_packed, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _statement(arrays: bool) -> Update:
         column.agent_boot == bindparam("boot", type_=String())
     )
     watched = (column.watched_until > now) & (column.watched_until <= bindparam("watched", type_=UtcDateTime()))
-    measured = _by_others("measured", arrays) & (WindowRow.slot >= bindparam("since", type_=UtcDateTime()))
+    since = bindparam("since", type_=UtcDateTime())
     valid = (TokenRow.secret_hash == bindparam("token", type_=String())) & (
         TokenRow.expires_at.is_(None) | (TokenRow.expires_at > now)
     )
@@ -132,8 +131,8 @@ def _statement(arrays: bool) -> Update:
             or_(bindparam("any_agent", type_=Boolean()) == true(), tenure),
             or_(column.watched_until.is_(None), ~watched),
             select(RevisionRow.number).scalar_subquery() == bindparam("revision", type_=RevisionRow.number.type),
-            ~exists().where(measured),
-            ~exists().where(_by_others("unmeasured", arrays)),
+            *(~exists().where(_by_others(kind, "measured", arrays), moment >= since) for kind, moment in YOUNG),
+            *(~exists().where(_by_others(kind, "unmeasured", arrays)) for kind, _ in YOUNG),
             or_(bindparam("any_token", type_=Boolean()) == true(), exists().where(valid)),
         )
     )
@@ -142,15 +141,15 @@ def _statement(arrays: bool) -> Update:
     return statement.where(text("set_config('synchronous_commit', 'off', true) = 'off'")) if arrays else statement
 
 
-def _by_others(numbers: str, arrays: bool) -> ColumnElement[bool]:
+def _by_others(kind: type[WindowRow | WindowMinuteRow], numbers: str, arrays: bool) -> ColumnElement[bool]:
     """Whether another origin than the host measured one of the applications with these numbers."""
-    host, of_these = bindparam("host", type_=String()), among(WindowRow.application_id, numbers, arrays)
-    return of_these & or_(WindowRow.origin < host, WindowRow.origin > host)
+    host, of_these = bindparam("host", type_=String()), among(kind.application_id, numbers, arrays)
+    return of_these & or_(kind.origin < host, kind.origin > host)
 
 
 def packed_for_row(windows: Iterable[tuple[int, datetime, Window]]) -> bytes | None:
     """Windows with the row numbers of their applications and the starts of their slots, as a host's row keeps them."""
-    packs = [(number, _packed(slot, window)) for number, slot, window in windows]
+    packs = [(number, as_packed(slot, "", window)) for number, slot, window in windows]
     return pack_live(packs) if packs else None
 
 
@@ -206,12 +205,3 @@ def live_windows(session: Session, numbers: Collection[int]) -> list[StoredWindo
         for number, window in unpack_live(body or b"")
         if number in wanted
     ]
-
-
-def _packed(slot: datetime, window: Window) -> PackedWindow:
-    slot_us = microseconds(slot)
-    start_us, end_us = round(window.start_s * 1e6), round(window.end_s * 1e6)
-    ready = None
-    if window.ready is not None:
-        ready = {"percentile": window.ready.percentile, "percentile_ms": window.ready.percentile_ms}
-    return PackedWindow(slot_us, "", start_us, end_us, window.requests, ready, pack(window.histogram))

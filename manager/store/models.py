@@ -342,7 +342,9 @@ class PastApplicationRow(Base):
 
 
 class WindowRow(Base):
-    """Response times of an application that ended in one slot, from one origin; older ones are in ``window_packs``.
+    """Response times of an application that ended in one slot, from one origin, where no others came with them.
+
+    Those of a host's history are in ``window_minutes``, older ones of all origins in ``window_packs``.
 
     They outlive the application, see ``PastApplicationRow``; so do roll-ups.
     ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time that the samples cover.

@@ -1,11 +1,11 @@
-"""More tables: ticks and decisions of a host, those of a minute in few rows, and older windows of an application."""
+"""More tables: ticks and decisions of a host, and windows of an application, many in a row."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import ClassVar
 
-from sqlalchemy import Index, UniqueConstraint
+from sqlalchemy import BigInteger, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
 from manager.store.models import Base, Serial
@@ -78,4 +78,22 @@ class WindowPackRow(Base):
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     application_id: Mapped[int]
     start: Mapped[datetime] = mapped_column(index=True)
+    body: Mapped[bytes]
+
+
+class WindowMinuteRow(Base):
+    """Windows of an application of one minute that a host, the ``origin``, brought together in its history.
+
+    ``newest``: start of the newest slot. ``digest`` of ``body`` shows that the same came before; for ``body`` see
+    ``manager.model.packed_windows``.
+    """
+
+    __tablename__ = "window_minutes"
+    __table_args__ = (UniqueConstraint("application_id", "newest", "origin", "digest"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    application_id: Mapped[int]
+    newest: Mapped[datetime]
+    origin: Mapped[str]
+    digest: Mapped[int] = mapped_column(BigInteger)
     body: Mapped[bytes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from manager.model.packed_records import moment_of
+from manager.model.packed_windows import unpack_windows
 from manager.store.models import WindowRow
+from manager.store.pack_models import WindowMinuteRow
+from manager.store.rollup_queue import MINUTE, floor
+from manager.store.row_writes import is_one_of
+from manager.store.window_minutes import Place
 from manager.store.windows import windows_at
 
 MOST_READ = 1000
@@ -36,7 +42,7 @@ class RecentSlot(NamedTuple):
 
 
 class _SlotState(NamedTuple):
-    """What grows with a slot, or with the sum of several: origins, samples, and when they end."""
+    """What grows with the rows of a slot, or with the sum of several: origins, samples, and when they end."""
 
     origins: int
     samples: int
@@ -45,26 +51,38 @@ class _SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """A slot's percentile in milliseconds, and what the slot was when it was made."""
+    """A slot's percentile in milliseconds, and what the slot's rows were when it was made, None: it had none."""
 
-    state: _SlotState
+    state: _SlotState | None
     percentile: float
     value_ms: float | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadMinute:
+    """A row of ``window_minutes`` of which the slots from ``since`` on were read; ``newest``: the newest of all."""
+
+    newest: datetime
+    since: datetime
 
 
 _Line = dict[datetime, _Cached]
+_Minutes = dict[int, _ReadMinute]
+"""By number of the row."""
 
 
 class RecentPercentiles:
     """A percentile of each slot of the last minutes. Thread-safe.
 
-    Histograms take long to read, so a percentile is cached for as long as its slot does not change. Slots that began
-    just before the last call or later are compared one by one, all others as a sum: where that differs, so does one of
-    them.
+    Histograms take long to read, so a percentile is cached for as long as its slot does not change. Rows of
+    ``window_minutes`` never change. Of other rows, slots that began just before the last call or later are compared one
+    by one, all others as a sum: where that differs, so does one of them.
     """
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
+        self._minutes: dict[int, _Minutes] = {}
         self._called: dict[int, datetime] = {}
         self._lock = threading.Lock()
 
@@ -85,42 +103,101 @@ class RecentPercentiles:
                 }
                 for number, percentile in percentiles.items()
             }
+            minutes = {number: self._minutes.get(number, {}) if lines[number] else {} for number in percentiles}
             called = min((self._called.get(number, now) for number in percentiles), default=now)
-        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now)
+        places, minutes = _new_minutes(session, lines, minutes, since, now)
+        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now, places)
         sums = _states(session, percentiles, since, now, WindowRow.application_id)
         for number, line in lines.items():
             if read < MOST_READ and sums.get((number,)) != _sum(line.values()):
                 read += _renew(session, {number: line}, percentiles, since, now)
         with self._lock:
             self._lines |= lines
+            self._minutes |= minutes
             self._called |= dict.fromkeys(lines, now)
             for number in [number for number, at in self._called.items() if at < now - _KEPT]:
-                del self._lines[number], self._called[number]
+                del self._lines[number], self._minutes[number], self._called[number]
         return {
-            number: {slot: RecentSlot(cached.value_ms, cached.state.samples) for slot, cached in line.items()}
+            number: {slot: RecentSlot(cached.value_ms, cached.samples) for slot, cached in line.items()}
             for number, line in lines.items()
         }
 
 
+def _new_minutes(
+    session: Session,
+    lines: Mapping[int, _Line],
+    minutes: Mapping[int, _Minutes],
+    since: datetime,
+    now: datetime,
+) -> tuple[set[Place], dict[int, _Minutes]]:
+    """The slots from ``since`` to ``now`` of rows of minutes that were not read, and all that are read now.
+
+    The lines of applications that had one which is there no more are emptied, and read anew.
+    """
+    row = WindowMinuteRow
+    within = row.newest.between(since, floor(now, MINUTE) + MINUTE)
+    query = select(row.application_id, row.id, row.newest).where(is_one_of(session, row.application_id, lines), within)
+    there: dict[int, dict[int, datetime]] = {number: {} for number in lines}
+    for number, minute, newest in session.execute(query):
+        there[number][minute] = newest
+    known: dict[int, _Minutes] = {}
+    for number, present in there.items():
+        known[number] = {minute: read for minute, read in minutes[number].items() if read.newest >= since}
+        if not known[number].keys() <= present.keys():
+            known[number] = {}
+            lines[number].clear()
+    unread = [
+        (newest, number, minute)
+        for number, present in there.items()
+        for minute, newest in present.items()
+        if minute not in known[number] or known[number][minute].since > max(since, floor(newest, MINUTE))
+    ]
+    wanted = {minute: (number, newest) for newest, number, minute in sorted(unread, reverse=True)[: MOST_READ // 12]}
+    places: set[Place] = set()
+    for minute, body in session.execute(select(row.id, row.body).where(is_one_of(session, row.id, wanted))):
+        number, newest = wanted[minute]
+        known[number][minute] = _ReadMinute(newest, since)
+        slots = (moment_of(window.slot_us) for window in unpack_windows(body))
+        places.update((number, slot) for slot in slots if since <= slot <= now)
+    return places, known
+
+
 def _renew(
-    session: Session, lines: Mapping[int, _Line], percentiles: Mapping[int, float], since: datetime, now: datetime
+    session: Session,
+    lines: Mapping[int, MutableMapping[datetime, _Cached]],
+    percentiles: Mapping[int, float],
+    since: datetime,
+    now: datetime,
+    places: Collection[Place] = (),
 ) -> int:
-    """Bring lines up to date with the slots that begin from ``since`` to ``now``; returns how many slots were read."""
+    """Bring lines up to date with the slots that begin from ``since`` to ``now``, and with those of ``places``.
+
+    Returns how many slots were read.
+    """
     states = _states(session, lines, since, now, WindowRow.application_id, WindowRow.slot)
-    for number, line in lines.items():
-        for slot in [slot for slot in line if slot >= since and (number, slot) not in states]:
-            del line[slot]
-    changed = [
+    gone = [
+        (number, slot)
+        for number, line in lines.items()
+        for slot, cached in line.items()
+        if slot >= since and cached.state is not None and (number, slot) not in states
+    ]
+    other = [
         (number, slot)
         for (number, slot), state in states.items()
         if slot not in lines[number] or lines[number][slot].state != state
     ]
-    changed = sorted(changed, key=lambda place: place[1], reverse=True)[:MOST_READ]
+    changed = sorted({*gone, *other}, key=lambda place: place[1], reverse=True)[:MOST_READ]
+    changed = sorted({*changed, *places})
     windows = windows_at(session, changed, {})
     for number, slot in changed:
-        window, percentile = windows.get((number, slot)), percentiles[number]
-        value_ms = window.percentile_ms(percentile) if window else None
-        lines[number][slot] = _Cached(states[number, slot], percentile, value_ms)
+        window, percentile, line = windows.get((number, slot)), percentiles[number], lines[number]
+        state = states.get((number, slot))
+        if state is None and slot < since and slot in line:
+            state = line[slot].state
+        if window is None:
+            line.pop(slot, None)
+        else:
+            line[slot] = _Cached(state, percentile, window.percentile_ms(percentile), window.histogram.count)
     return len(changed)
 
 
@@ -135,7 +212,8 @@ def _states(
 
 
 def _sum(line: Collection[_Cached]) -> _SlotState | None:
-    if not line:
+    states = [cached.state for cached in line if cached.state is not None]
+    if not states:
         return None
-    origins, samples, ends = zip(*(slot.state for slot in line), strict=True)
+    origins, samples, ends = zip(*states, strict=True)
     return _SlotState(sum(origins), sum(samples), max(ends))

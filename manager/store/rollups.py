@@ -38,17 +38,29 @@ from manager.model.window import Ready, Window, merge
 from manager.store.arrivals import WINDOWS
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, UtcDateTime, WindowRow
-from manager.store.pack_models import WindowPackRow
+from manager.store.pack_models import WindowMinuteRow, WindowPackRow
 from manager.store.past_registrations import read_slas
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
 from manager.store.row_writes import among, has_arrays, upsert
 from manager.store.serving_hosts import awaiting_history
-from manager.store.window_packs import COLUMNS, SPAN, StoredWindow, at_places, joined_origins, packed, stored
+from manager.store.window_minutes import windows_between
+from manager.store.window_packs import (
+    COLUMNS,
+    MINUTES,
+    SPAN,
+    YOUNG,
+    StoredWindow,
+    at_places,
+    joined_origins,
+    packed,
+    stored,
+)
 from manager.store.windows import columns_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
+_STEP = timedelta(microseconds=1)
 _DAY = timedelta(days=1)  # so far ahead a host's clock alone is believed
 _RETURN = timedelta(hours=1)  # after it a host that was away has told all, and its minutes are rolled up
 _AT_ONCE = 500  # notes whose rows are made together: neither many applications nor many minutes take much memory
@@ -97,10 +109,12 @@ class RollUps:
         """
         keep, notes = self._keep, UnrolledWindowsRow
         minutes, hours = (RollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
-        noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
         awaiting, oldest = awaiting_history(cleanup.now - _RETURN), cleanup.now - keep.minutes
-        whole = WindowRow.application_id.not_in(awaiting) | (WindowRow.slot < oldest)
-        gone = cleanup.remove_old(WINDOWS, WindowRow.id, WindowRow.slot, keep.raw, ~noted & whole)
+        gone = 0
+        for kept, (kind, moment) in zip((WINDOWS, MINUTES), YOUNG, strict=True):
+            noted = is_noted(notes, notes.application_id == kind.application_id, MINUTE, moment)
+            whole = kind.application_id.not_in(awaiting) | (moment < oldest)
+            gone += cleanup.remove_old(kept, kind.id, moment, keep.raw, ~noted & whole)
         pack = WindowPackRow
         whole = pack.application_id.not_in(awaiting) | (pack.start < oldest)
         # Of all windows in it: as long as there is one of them to be rolled up, it stays, and so do those before it.
@@ -112,7 +126,7 @@ class RollUps:
         gone += cleanup.remove_old("hours", RollupRow.id, RollupRow.start, keep.hours, hours)
         measured = (
             select(kind.id).where(kind.application_id == PastApplicationRow.id).exists()
-            for kind in (WindowRow, WindowPackRow, RollupRow)
+            for kind in (WindowRow, WindowMinuteRow, WindowPackRow, RollupRow)
         )
         return gone + cleanup.remove(PastApplicationRow.id, ~or_(*measured))
 
@@ -189,6 +203,7 @@ def _windows(session: Session, start: datetime, numbers: Sequence[int]) -> Itera
     """What all origins know of applications in a minute, what is packed before what is not."""
     at = at_places([(number, start) for number in numbers])
     yield from (window for window in packed(session, *at) if start <= window.slot < start + MINUTE)
+    yield from windows_between(session, numbers, start, start + MINUTE - _STEP)
     given = {"numbers": numbers, "start": start, "until": start + MINUTE}
     yield from stored(session.execute(_of_minute(has_arrays(session)), given))
 

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, or_, select, union, update
 from sqlalchemy.orm import Session
 
 from manager.errors import DatabaseUnavailable
 from manager.store.database import Database
-from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow, WindowRow
+from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
+from manager.store.window_packs import YOUNG
 
 WATCHED_FOR = timedelta(minutes=1)
 """How long a host counts as watched after somebody looked."""
@@ -58,8 +59,11 @@ def _to_mark(session: Session, hosts: Collection[str], applications: Collection[
             .where(named)
         )
         numbers = select(ApplicationRow.id).where(named)
-        measuring = select(WindowRow.origin).where(
-            WindowRow.application_id.in_(numbers), WindowRow.slot >= now - _MEASURED
+        measuring = union(
+            *(
+                select(kind.origin).where(kind.application_id.in_(numbers), moment >= now - _MEASURED)
+                for kind, moment in YOUNG
+            )
         )
         wanted = or_(wanted, HostRow.id.in_(serving), HostRow.name.in_(measuring))
     fresh = HostRow.watched_until.between(now + _RENEWED, now + WATCHED_FOR)

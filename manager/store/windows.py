@@ -16,22 +16,32 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Row, String, bindparam, func, or_, select, union
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, CompoundSelect, Row, ScalarSelect, String, bindparam, func, or_, select, union
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.errors import InvalidRequest
 from manager.model.window import MAX_COUNT, Ready, Window, merge
 from manager.store.by_driver import rows_of
 from manager.store.live_plane import live_windows
 from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
-from manager.store.pack_models import WindowPackRow
+from manager.store.pack_models import WindowMinuteRow, WindowPackRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, floor, note_windows
 from manager.store.row_writes import among, has_arrays, is_one_of, upsert
-from manager.store.window_packs import COLUMNS, PUSHED, SPAN, StoredWindow, at_places, joined_origins, packed, stored
+from manager.store.window_minutes import Place, newest_of_minutes, store_minutes, windows_between, windows_since
+from manager.store.window_packs import (
+    COLUMNS,
+    PUSHED,
+    SPAN,
+    YOUNG,
+    StoredWindow,
+    at_places,
+    joined_origins,
+    packed,
+    stored,
+)
 
 POSTED_LATELY = timedelta(minutes=10)
 """An application that somebody has posted response times to for no longer than that ago needs no source."""
@@ -81,35 +91,40 @@ def replace_windows(
     windows: Iterable[Window],
     slot_length: timedelta,
     latest: datetime = _END,
+    *,
+    together: bool = False,
 ) -> int:
     """Take the whole contents of slots as a host's agent knows them; returns how many windows that were.
 
     ``applications`` are row numbers by name; windows of others are left out. Of several contents of a slot the one with
     the most samples stays: slots only grow, and a restarted agent counts from 0. One that ended after ``latest`` when
     it arrived, by whichever clock was wrong, makes room for one that arrives when its time has come.
+
+    ``together``: many of a minute, which will hardly come again, so that those of a minute are stored as one row.
     """
-    rows: dict[tuple[int, datetime], dict[str, Any]] = {}
+    fullest: dict[Place, Window] = {}
     taken = 0
     for window in windows:
         number = applications.get(window.application)
         if number is None:
             continue
         taken += 1
-        slot = slot_start(_time(window.end_s), slot_length)
-        row = {"application_id": number, "slot": slot, "origin": origin, **columns_of(window)}
-        row["ahead"] = slot > latest - slot_length
-        fullest = rows.setdefault((number, slot), row)
-        if (fullest["count"], fullest["end_at"]) <= (row["count"], row["end_at"]):
-            rows[number, slot] = row
-    if rows:
-        note_windows(session, MINUTE, ((number, slot, origin) for number, slot in rows))
-        upsert(
-            session,
-            WindowRow,
-            [rows[place] for place in sorted(rows)],
-            ["application_id", "slot", "origin"],
-            _is_fuller,
-        )
+        place = number, slot_start(_time(window.end_s), slot_length)
+        other = fullest.setdefault(place, window)
+        if (other.histogram.count, other.end_s) <= (window.histogram.count, window.end_s):
+            fullest[place] = window
+    if fullest:
+        note_windows(session, MINUTE, ((number, slot, origin) for number, slot in fullest))
+    ahead = {place: window for place, window in fullest.items() if place[1] > latest - slot_length}
+    if together:
+        store_minutes(session, origin, {place: fullest[place] for place in fullest.keys() - ahead.keys()})
+    single = ahead if together else fullest
+    rows = [
+        {"application_id": number, "slot": slot, "origin": origin, **columns_of(single[number, slot])}
+        | {"ahead": (number, slot) in ahead}
+        for number, slot in sorted(single)
+    ]
+    upsert(session, WindowRow, rows, ["application_id", "slot", "origin"], _is_fuller)
     return taken
 
 
@@ -171,10 +186,13 @@ def measured_by_others(
 @cache
 def _others(arrays: bool) -> CompoundSelect[int, str]:
     host, since = bindparam("host", type_=String()), bindparam("since", type_=UtcDateTime())
-    late = select(WindowRow.application_id, WindowRow.origin)
-    late = late.where(among(WindowRow.application_id, "numbers", arrays), WindowRow.slot >= since)
-    # Not as !=, for which rows would be read in place of the index alone.
-    return union(late.where(WindowRow.origin < host), late.where(WindowRow.origin > host))
+    selects = []
+    for kind, moment in YOUNG:
+        late = select(kind.application_id, kind.origin)
+        late = late.where(among(kind.application_id, "numbers", arrays), moment >= since)
+        # Not as !=, for which rows would be read in place of the index alone.
+        selects += [late.where(kind.origin < host), late.where(kind.origin > host)]
+    return union(*selects)
 
 
 def recent_windows(
@@ -191,24 +209,27 @@ def recent_windows(
     without any are left out. So are slots that begin after ``until``. ``names`` are those of applications by the
     numbers of their rows.
     """
-    of_application = WindowRow.application_id == ApplicationRow.id
-    begun = of_application if until is None else of_application & (WindowRow.slot <= until)
-    newest = select(func.max(WindowRow.slot)).where(begun).scalar_subquery()
     live = [window for window in live_windows(session, names) if until is None or window.slot <= until]
-    last = {window.application_id: window.slot for window in sorted(live, key=attrgetter("slot"))}
+    back = slot_length * (slots - 1)
+    rows, young = _newest_slots(session, names, back, until)
+    newest = dict(rows)
+    for window in (*live, *young):
+        newest[window.application_id] = max(window.slot, newest.get(window.application_id, window.slot))
     alike: dict[datetime, list[int]] = {}
-    asked = is_one_of(session, ApplicationRow.id, names)
-    for number, slot in session.execute(select(ApplicationRow.id, newest).where(asked)):
-        if slots_known := [known for known in (slot, last.get(number)) if known is not None]:
-            alike.setdefault(max(slots_known), []).append(number)
+    for number, slot in newest.items():
+        if number in rows and rows[number] >= slot - back:
+            alike.setdefault(slot, []).append(number)
     # Not as pairs of application and slot: for those SQLite uses no index, and reads the whole table.
     groups = [
         is_one_of(session, WindowRow.application_id, numbers)
-        & WindowRow.slot.in_([slot - slot_length * back for back in range(slots)])
+        & WindowRow.slot.in_([slot - slot_length * one for one in range(slots)])
         for slot, numbers in alike.items()
     ]
-    oldest = {number: slot - slot_length * (slots - 1) for slot, numbers in alike.items() for number in numbers}
-    windows = [window for window in live if window.origin != without and window.slot >= oldest[window.application_id]]
+    windows = [
+        window
+        for window in (*live, *young)
+        if window.origin != without and window.slot >= newest[window.application_id] - back
+    ]
     for first in range(0, len(groups), _BATCH):
         query = select(*COLUMNS).where(or_(*groups[first : first + _BATCH]))
         if without is not None:
@@ -221,6 +242,35 @@ def recent_windows(
     return merged
 
 
+def _newest_slots(
+    session: Session, numbers: Collection[int], back: timedelta, until: datetime | None
+) -> tuple[dict[int, datetime], list[StoredWindow]]:
+    """The newest slots of applications that are rows; and the windows of minutes of the newest slot and ``back``.
+
+    Applications by row number; ``until`` as for ``recent_windows``.
+    """
+    slots, begun = (_newest(kind, moment, until) for kind, moment in YOUNG)
+    query = select(ApplicationRow.id, slots, begun).where(is_one_of(session, ApplicationRow.id, numbers))
+    rows: dict[int, datetime] = {}
+    begins: dict[int, datetime] = {}
+    for number, slot, minute in session.execute(query):
+        if slot is not None:
+            rows[number] = slot
+        # A row whose newest slot began after ``until`` may have others that began before.
+        begin = minute if minute is not None or until is None else floor(until, MINUTE)
+        if begin is not None:
+            begins[number] = begin - back
+    return rows, windows_since(session, begins, until)
+
+
+def _newest(
+    kind: type[WindowRow | WindowMinuteRow], moment: InstrumentedAttribute[datetime], until: datetime | None
+) -> ScalarSelect[datetime]:
+    of_application = kind.application_id == ApplicationRow.id
+    begun = of_application if until is None else of_application & (moment <= until)
+    return select(func.max(moment)).where(begun).scalar_subquery()
+
+
 def list_windows(
     session: Session, application: ApplicationRow, since: datetime | None, before: datetime | None, limit: int
 ) -> Sequence[tuple[datetime, Window]]:
@@ -230,17 +280,22 @@ def list_windows(
     """
     of_application = WindowRow.application_id == application.id
     slots = select(WindowRow.slot).where(of_application)
+    minutes = [WindowMinuteRow.application_id == application.id]
     packs = [WindowPackRow.application_id == application.id]
     if since is not None:
         slots = slots.where(WindowRow.slot >= since)
+        minutes.append(WindowMinuteRow.newest >= since)
         packs.append(WindowPackRow.start >= floor(since, SPAN))
     if before is not None:
         slots = slots.where(WindowRow.slot < before)
+        minutes.append(WindowMinuteRow.newest < floor(before, MINUTE) + MINUTE)
         packs.append(WindowPackRow.start < before)
     rows = session.scalars(slots.distinct().order_by(WindowRow.slot.desc()).limit(limit)).all()
-    if len(rows) == limit:
-        packs.append(WindowPackRow.start >= floor(rows[-1], SPAN))
-    older = _packed_slots(session, packs, since, before, limit)
+    older = _first_slots(newest_of_minutes(session, *minutes), MINUTE, since, before, limit)
+    younger = sorted({*rows, *(window.slot for window in older)}, reverse=True)
+    if len(younger) >= limit:
+        packs.append(WindowPackRow.start >= floor(younger[limit - 1], SPAN))
+    older = [*_first_slots(packed(session, *packs), SPAN, since, before, limit), *older]
     wanted = sorted({*rows, *(window.slot for window in older)}, reverse=True)[:limit]
     if not wanted:
         return []
@@ -253,18 +308,20 @@ def list_windows(
     ]
 
 
-def _packed_slots(
-    session: Session,
-    packs: Sequence[ColumnElement[bool]],
+def _first_slots(
+    packed_windows: Iterable[StoredWindow],
+    length: timedelta,
     since: datetime | None,
     before: datetime | None,
     limit: int,
 ) -> list[StoredWindow]:
-    """The newest packed windows from ``since`` until before ``before``, of ``limit`` slots or somewhat more."""
+    """The newest of windows from ``since`` until before ``before``, of ``limit`` slots or somewhat more.
+
+    They come packed by spans of a ``length``, the newest span first.
+    """
     windows: list[StoredWindow] = []
     slots: set[datetime] = set()
-    of_spans = groupby(packed(session, *packs), lambda window: floor(window.slot, SPAN))
-    for _, of_span in of_spans:
+    for _, of_span in groupby(packed_windows, lambda window: floor(window.slot, length)):
         for window in of_span:
             if (since is None or window.slot >= since) and (before is None or window.slot < before):
                 windows.append(window)
@@ -286,7 +343,8 @@ def windows_at(
         numbers, slots = {number for number, _ in some}, {slot for _, slot in some}
         query = select(*COLUMNS).where(WindowRow.application_id.in_(numbers), WindowRow.slot.in_(slots))
         older = packed(session, *at_places({(number, floor(slot, MINUTE)) for number, slot in some}))
-        origins = joined_origins([*older, *stored(session.execute(query))])
+        minutes = windows_between(session, numbers, min(slots), max(slots))
+        origins = joined_origins([*older, *minutes, *stored(session.execute(query))])
         for place in origins.keys() & set(some):
             windows[place] = merge(window_of(names.get(place[0], ""), row) for row in origins[place])
     return windows

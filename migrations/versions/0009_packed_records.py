@@ -136,7 +136,8 @@ def _unpack_windows() -> None:
 def _window(row: sa.Row[Any]) -> StoredWindow:
     slot, start_at, end_at = (moment_of(_us(moment)) for moment in (row.slot, row.start_at, row.end_at))
     histogram = UnreadHistogram(row.histogram)
-    return StoredWindow(row.application_id, slot, row.origin, start_at, end_at, histogram, row.requests, row.ready)
+    given = row.requests, row.ready, bool(row.ahead)
+    return StoredWindow(row.application_id, slot, row.origin, start_at, end_at, histogram, *given)
 
 
 def _window_columns(window: StoredWindow) -> dict[str, Any]:

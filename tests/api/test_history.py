@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete
 
 from manager.model.histogram import Histogram
-from manager.store.models import WindowRow
+from manager.store.pack_models import WindowMinuteRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollups import RollUps
 from manager.store.tick_rollups import TickRollUps
@@ -348,5 +348,5 @@ def test_the_budget_tells_since_when_anything_was_measured(hosts: Api) -> None:
     roll_up(hosts)
     assert hosts.ok("GET", "/applications/shop/budget")["first_at"] == moment(-4005)
     with hosts.database.writing() as session:
-        session.execute(delete(WindowRow))
+        session.execute(delete(WindowMinuteRow))
     assert hosts.ok("GET", "/applications/shop/budget")["first_at"] == moment(-4020), "its minute"

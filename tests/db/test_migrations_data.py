@@ -114,11 +114,13 @@ UNPACKED: dict[str, Callable[[bytes], object]] = {
     "tick_packs": unpack_ticks,
     "decision_packs": unpack_decisions,
     "window_packs": unpack_windows,
+    "window_minutes": unpack_windows,
 }
 BODIES: dict[str, Callable[[int], object]] = {
     "tick_packs": tick_body,
     "decision_packs": decision_body,
     "window_packs": window_body,
+    "window_minutes": window_body,
     "vm_status": lambda _row: json.dumps({"vm": "v", "knobs": []}),
 }
 

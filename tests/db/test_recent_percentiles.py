@@ -38,9 +38,9 @@ class Lines:
         with self.database.reading() as session:
             return {row.name: row.id for row in session.scalars(select(ApplicationRow).order_by(ApplicationRow.name))}
 
-    def report(self, *windows: Window, origin: str = "h") -> None:
+    def report(self, *windows: Window, origin: str = "h", together: bool = False) -> None:
         with self.database.writing() as session:
-            replace_windows(session, origin, self.numbers(), windows, SLOT)
+            replace_windows(session, origin, self.numbers(), windows, SLOT, together=together)
 
     def of(self, name: str, percentile: float = 95.0) -> dict[float, float | None]:
         return self.all(percentile)[name]
@@ -131,7 +131,9 @@ def test_of_much_that_is_new_a_part_is_read_for_each_answer(lines: Lines, monkey
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_response_times_are_found_by_index(lines: Lines) -> None:
-    lines.report(*(window(5.0 * number, 10, name=name) for number in range(1, 50) for name in NAMES))
+    for together in (False, True):
+        of_all = (window(5.0 * number, 10, name=name) for number in range(1, 50) for name in NAMES)
+        lines.report(*of_all, together=together)
     asked: list[tuple[str, Any]] = []
 
     def note(_c: object, _cursor: object, statement: str, parameters: object, _x: object, _many: bool) -> None:
@@ -151,4 +153,5 @@ def test_response_times_are_found_by_index(lines: Lines) -> None:
         ]
     assert [len(found[name]) for name in NAMES] == [2, 2, 2]
     assert any("SEARCH windows" in line for line in plans)
-    assert not [line for line in plans if "SCAN windows" in line]
+    assert any("SEARCH window_minutes" in line for line in plans)
+    assert not [line for line in plans if "SCAN window" in line]
