@@ -17,7 +17,7 @@ from manager.store.models import WindowRow
 from manager.store.pack_models import WindowMinuteRow
 from manager.store.rollup_queue import MINUTE, floor
 from manager.store.row_writes import is_one_of
-from manager.store.window_minutes import Place
+from manager.store.window_packs import Place
 from manager.store.windows import windows_at
 
 MOST_READ = 1000

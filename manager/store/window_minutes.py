@@ -23,13 +23,10 @@ from manager.store.pack_models import WindowMinuteRow
 from manager.store.rollup_queue import MINUTE, floor
 from manager.store.row_pages import newest_rows
 from manager.store.row_writes import insert_new, is_one_of
-from manager.store.window_packs import StoredWindow, as_packed, unpacked
+from manager.store.window_packs import Place, StoredWindow, as_packed, unpacked
 
 _AT_ONCE = 40  # rows that are read before the first is looked at
 _GROUPS = 100  # of applications, looked up by one statement
-
-Place = tuple[int, datetime]
-"""Row number of an application, and the start of a slot."""
 
 
 def store_minutes(session: Session, origin: str, windows: Mapping[Place, Window]) -> None:

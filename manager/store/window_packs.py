@@ -63,7 +63,7 @@ _TOGETHER = 25  # applications that are packed in one transaction
 _AT_ONCE = 12  # rows that are read before the first is looked at: of three hours
 
 Place = tuple[int, datetime]
-"""Row number of an application, and the start of a minute, or of what is one row."""
+"""Row number of an application, and the start of a slot, of a minute, or of what is one row."""
 
 
 class StoredWindow(NamedTuple):
@@ -224,19 +224,13 @@ def _add(session: Session, windows: Sequence[tuple[int, PackedWindow]]) -> None:
     added: dict[Place, list[PackedWindow]] = {}
     for number, window in windows:
         added.setdefault((number, floor(moment_of(window.slot_us), SPAN)), []).append(window)
-    spans: dict[Place, dict[tuple[int, str], PackedWindow]] = {place: {} for place in added}
     columns = WindowPackRow.application_id, WindowPackRow.start, WindowPackRow.body
-    for number, start, body in session.execute(select(*columns).where(*_at(spans))):
-        if (number, start) in spans:
+    for number, start, body in session.execute(select(*columns).where(*_at(added))):
+        if (number, start) in added:
             added[number, start][:0] = unpack_windows(body)
-    for (number, start), of_span in added.items():
-        slots = spans[number, start]
-        for window in of_span:
-            other = slots.get((window.slot_us, window.origin))
-            slots[window.slot_us, window.origin] = window if other is None else _joined_packs(number, other, window)
     rows = [
-        {"application_id": number, "start": start, "body": pack_windows([slots[place] for place in sorted(slots)])}
-        for (number, start), slots in sorted(spans.items())
+        {"application_id": number, "start": start, "body": pack_windows(_joined_slots(number, of_span))}
+        for (number, start), of_span in sorted(added.items())
     ]
     upsert(session, WindowPackRow, rows, ["application_id", "start"])
 
@@ -251,6 +245,15 @@ def _at(places: Collection[Place]) -> tuple[ColumnElement[bool], ColumnElement[b
     # Not as pairs, for which SQLite uses no index.
     numbers, starts = {number for number, _ in places}, {start for _, start in places}
     return WindowPackRow.application_id.in_(numbers), WindowPackRow.start.in_(starts)
+
+
+def _joined_slots(number: int, windows: Iterable[PackedWindow]) -> list[PackedWindow]:
+    """Windows of an application, one of each slot and origin, in this order."""
+    slots: dict[tuple[int, str], PackedWindow] = {}
+    for window in windows:
+        other = slots.get((window.slot_us, window.origin))
+        slots[window.slot_us, window.origin] = window if other is None else _joined_packs(number, other, window)
+    return [slots[place] for place in sorted(slots)]
 
 
 def _joined_packs(number: int, one: PackedWindow, other: PackedWindow) -> PackedWindow:

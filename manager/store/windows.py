@@ -30,12 +30,13 @@ from manager.store.pack_models import WindowMinuteRow, WindowPackRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, floor, note_windows
 from manager.store.row_writes import among, has_arrays, is_one_of, upsert
-from manager.store.window_minutes import Place, newest_of_minutes, store_minutes, windows_between, windows_since
+from manager.store.window_minutes import newest_of_minutes, store_minutes, windows_between, windows_since
 from manager.store.window_packs import (
     COLUMNS,
     PUSHED,
     SPAN,
     YOUNG,
+    Place,
     StoredWindow,
     at_places,
     joined_origins,
