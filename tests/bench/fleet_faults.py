@@ -28,8 +28,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -38,13 +39,19 @@ import psycopg
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from sqlalchemy import select
 
+from manager.model.fields import timestamp
 from manager.model.packed_records import moment_of, unpack_decisions, unpack_ticks
+from manager.store.database import open_database
+from manager.store.models import ApplicationRow
+from manager.store.windows import list_windows
 from tests.bench.fault_agents import History, Keys, Orders, Seen, drive
 from tests.bench.fault_figures import Found, Phase, Read, find
 from tests.bench.fault_servers import ServerPair, server_pair
 from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet import register
+from tests.bench.fleet_agents import REQUESTS
 from tests.bench.site import ManagerProcess
 from tests.bench.vms import BenchError
 
@@ -54,6 +61,7 @@ DRIVERS = 2
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 SLOW_FLUSH_MS = 100
 DISK_MIB = 700
+_MANY = 1_000_000  # more windows than an application has
 _LONGEST_OUTAGE_S = 10.0
 _NAMED = 5
 _TURNS = 3
@@ -234,11 +242,21 @@ def read_stored(url: str) -> tuple[Keys, list[str]]:
             for host, body in rows("SELECT host, body FROM tick_packs")
             for one in unpack_ticks(body)  # type: ignore[arg-type]
         ]
-        query = "SELECT name, end_at FROM windows JOIN applications ON applications.id = application_id"
-        windows = [(str(name), at) for name, at in rows(query)]
+    windows = read_windows(url)
     stored.records, stored.ticks, stored.windows = set(records), set(ticks), set(windows)  # type: ignore[arg-type]
     counts = (collections.Counter(kind) for kind in (records, ticks, windows))
     return stored, [f"{key}" for kind in counts for key, count in kind.items() if count > 1]  # type: ignore[attr-defined]
+
+
+def read_windows(url: str) -> list[tuple[str, datetime]]:
+    """Application and end of each window, as readers see it: twice where its response times count twice."""
+    windows: list[tuple[str, datetime]] = []
+    with closing(open_database(url)) as database, database.reading() as session:
+        for application in session.scalars(select(ApplicationRow)):
+            for _, window in list_windows(session, application, None, None, _MANY):
+                times = -(-window.histogram.count // REQUESTS)
+                windows += [(application.name, timestamp(window.end_s))] * times
+    return windows
 
 
 def agents_of(

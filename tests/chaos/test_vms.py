@@ -178,7 +178,7 @@ def test_settings_of_vms_are_owned_or_their_own(site: VmSite, capsys: pytest.Cap
     assert not twice(site), done
     flood.check()
     memory.check()
-    [[probed]] = site.rows(f"SELECT coalesce(sum(count), 0) FROM windows WHERE origin = '{HOST}'")
+    [[probed]] = site.rows(f"SELECT count(*) FROM window_minutes WHERE origin = '{HOST}'")
     assert probed > 0
     finds_what_is_lost(site)
     assert site.stop("manager") == 0

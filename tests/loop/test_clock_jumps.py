@@ -10,7 +10,6 @@ import math
 import os
 import re
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -19,9 +18,14 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import select
 
 from manager.cli.main import main
 from manager.model.packed_records import moment_of, unpack_ticks
+from manager.store.database import open_database
+from manager.store.models import ApplicationRow
+from manager.store.pack_models import TickPackRow
+from manager.store.windows import list_windows
 from tests.e2e.service import HOST, Service
 from tests.plain_http import plain_client
 
@@ -146,10 +150,16 @@ class Clocked(Service):
 
     def history(self, until: str) -> tuple[int, int]:
         """Ticks and response times that are dated no later."""
-        with closing(sqlite3.connect(f"file:{self.folder}/state/equipoise.db?mode=ro", uri=True)) as database:
-            packs = database.execute("SELECT body FROM tick_packs").fetchall()
-            [times] = database.execute("SELECT sum(count) FROM windows WHERE slot <= ?", [until]).fetchone()
-        dates = [moment_of(tick.at_us) for [body] in packs for tick in unpack_ticks(body)]
+        url = f"sqlite:///{self.folder}/state/equipoise.db"
+        with closing(open_database(url, 1)) as database, database.reading() as session:
+            dates = [
+                moment_of(tick.at_us)
+                for body in session.scalars(select(TickPackRow.body))
+                for tick in unpack_ticks(body)
+            ]
+            applications = session.scalars(select(ApplicationRow)).all()
+            windows = [one for row in applications for one in list_windows(session, row, None, None, 100_000)]
+        times = sum(window.histogram.count for slot, window in windows if f"{slot:%Y-%m-%d %H:%M:%S.%f}" <= until)
         return sum(f"{at:%Y-%m-%d %H:%M:%S.%f}" <= until for at in dates), times
 
 
