@@ -7,25 +7,29 @@ const percent = (share) => (share === null ? null : share * 100);
 /** Draw the charts, and draw them anew when something changed. @param {HTMLElement} place */
 export function hostCharts(place) {
   const { host } = place.dataset;
-  const floor = () => Number(document.getElementById("batch-floor").dataset.floor);
+  let drawn = null;
+  const floor = () => Number(document.getElementById("batch-floor")?.dataset.floor ?? drawn); // none: the host is gone
   const said = document.getElementById("charts-said");
   const split = new TimeChart(document.getElementById("chart-split"), {
     title: `${host}: CPU divided`, unit: "%", top: 90, stacked: true,
   });
   const batch = new TimeChart(document.getElementById("chart-batch"), { title: `${host}: batch`, unit: "%", top: 5 });
   let nextMs = 0;
-  let drawn = floor();
+  let asked = 0;
 
   async function read() {
     if (performance.now() < nextMs) return;
     nextMs = performance.now() + 1000;
+    asked += 1;
+    const question = asked;
     let told;
     try {
       told = await ask(`/hosts/${encodeURIComponent(host)}/history`, { points: POINTS });
     } catch (error) {
-      said.textContent = `No values: ${error.message}`;
+      if (question === asked) said.textContent = `No values: ${error.message}`;
       return;
     }
+    if (question !== asked) return; // it was asked again meanwhile
     nextMs += 1000 * told.step_s - 1500; // no more than a step can have changed
     const { steps } = told;
     const got = steps.map((step) => step.batch_share).filter((share) => share !== null);
@@ -54,7 +58,7 @@ export function hostCharts(place) {
 
   document.addEventListener("changed", read);
   document.addEventListener("renewed", () => {
-    if (floor() === drawn) return;
+    if (drawn === null || floor() === drawn) return;
     nextMs = 0; // somebody set another one
     read();
   });
