@@ -23,6 +23,7 @@ from manager.store.windows import windows_at
 MOST_READ = 1000
 """About how many slots are read for one answer: so the first one takes no longer than others; the next ones go on."""
 
+_SLOTS_OF_MINUTE = 12  # at the default interval
 _FRESH = timedelta(seconds=30)
 _KEPT = timedelta(hours=1)
 
@@ -152,7 +153,10 @@ def _new_minutes(
         for minute, newest in present.items()
         if minute not in known[number] or known[number][minute].since > max(since, floor(newest, MINUTE))
     ]
-    wanted = {minute: (number, newest) for newest, number, minute in sorted(unread, reverse=True)[: MOST_READ // 12]}
+    wanted = {
+        minute: (number, newest)
+        for newest, number, minute in sorted(unread, reverse=True)[: MOST_READ // _SLOTS_OF_MINUTE]
+    }
     places: set[Place] = set()
     for minute, body in session.execute(select(row.id, row.body).where(is_one_of(session, row.id, wanted))):
         number, newest = wanted[minute]

@@ -57,8 +57,10 @@ YOUNG: tuple[tuple[type[WindowRow | WindowMinuteRow], InstrumentedAttribute[date
     (WindowMinuteRow, WindowMinuteRow.newest),
 )
 """The tables of younger windows, and when the newest of a row began."""
+
 _AS_STORED = type_coerce(WindowRow.histogram, LargeBinary()).label("histogram"), WindowRow.requests, WindowRow.ready
 _BATCH = 5000
+_SLOTS_OF_MINUTE = 12  # at the default interval
 _TOGETHER = 25  # applications that are packed in one transaction
 _AT_ONCE = 12  # rows that are read before the first is looked at: of three hours
 
@@ -149,7 +151,9 @@ def _young() -> tuple[_Young, _Young]:
     columns = *COLUMNS[:-4], *_AS_STORED
     single = _Young(WINDOWS, row, row.slot, ~row.ahead, columns, _only_window, _BATCH)
     several = minute.application_id, minute.body
-    return single, _Young(MINUTES, minute, minute.newest, true(), several, _windows_of_body, max(_BATCH // 12, 1))
+    return single, _Young(
+        MINUTES, minute, minute.newest, true(), several, _windows_of_body, max(_BATCH // _SLOTS_OF_MINUTE, 1)
+    )
 
 
 def _only_window(row: Row[*tuple[Any, ...]]) -> Sequence[PackedWindow]:
