@@ -55,10 +55,8 @@ END $$;
 
 
 _CLOSED = """
-DO $$ DECLARE name text; BEGIN
-    SELECT format('%I.%I', schemaname, tablename) INTO name FROM pg_tables
-        WHERE tablename = '{0}' AND schemaname NOT IN ('pg_catalog', 'information_schema') LIMIT 1;
-    IF name IS NOT NULL THEN EXECUTE 'DELETE FROM ' || name; END IF;
+DO $$ DECLARE name text := format('%I.%I', '{0}', '{1}'); BEGIN
+    IF to_regclass(name) IS NOT NULL THEN EXECUTE 'DELETE FROM ' || name; END IF;
 END $$;
 """
 
@@ -246,29 +244,49 @@ def _restore_dump(path: Path, url: URL, *, revives: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         empty, script = Path(folder) / "empty.sql", Path(folder) / "restore.sql"
         schema = _schema(path)
-        empty.write_text(_MADE.format(schema.replace("'", "''")) + _EMPTY)
+        quoted = schema.replace("'", "''")
+        empty.write_text(_MADE.format(quoted) + _EMPTY)
         # Without the schema itself, which mostly exists.
         _run(None, "pg_restore", "--no-owner", "--no-privileges", f"--schema={schema}", f"--file={script}", str(path))
         options = ("--quiet", "--no-psqlrc", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=" + os.devnull)
         closed = Path(folder) / "closed.sql"
         tables: tuple[type[Base], ...] = (SessionRow,) if revives else (SessionRow, *_TABLES)
-        closed.write_text("\n".join(_CLOSED.format(table.__tablename__) for table in tables))
+        closed.write_text("\n".join(_CLOSED.format(quoted, table.__tablename__) for table in tables))
         _run(url, "psql", *options, f"--file={empty}", f"--file={script}", f"--file={closed}")
 
 
 def _run(url: URL | None, program: str, *arguments: str) -> str:
     """The output of a program of PostgreSQL's. Raises BackupError."""
-    variables = dict(os.environ)
-    if url is not None:
-        if password := url.query.get("password", url.password):
-            variables["PGPASSWORD"] = str(password)  # other users see arguments
-        query = url.difference_update_query(("password",)).query
-        plain = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
-        arguments = (f"--dbname={plain.render_as_string(hide_password=False)}", *arguments)
-    try:
-        done = subprocess.run([program, *arguments], env=variables, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise BackupError(f"{program} is not there: install {_PACKAGE}") from None
+    with tempfile.TemporaryDirectory() as folder:
+        variables = dict(os.environ)
+        if url is not None:
+            arguments = (f"--dbname={_without_secrets(url, variables, Path(folder))}", *arguments)
+        try:
+            done = subprocess.run([program, *arguments], env=variables, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise BackupError(f"{program} is not there: install {_PACKAGE}") from None
     if done.returncode:
         raise _ProgramFailed(f"{program} failed: {done.stderr.strip()}")
     return done.stdout
+
+
+def _without_secrets(url: URL, variables: dict[str, str], folder: Path) -> str:
+    """A URL for arguments, which other users see. Its secrets go into environment ``variables`` and a private file.
+
+    A key's password has no variable of its own, only a place in a service file:
+    https://www.postgresql.org/docs/current/libpq-pgservice.html. Raises BackupError where the URL names one already.
+    """
+    if password := url.query.get("password", url.password):
+        variables["PGPASSWORD"] = str(password)
+    query = dict(url.difference_update_query(("password", "sslpassword")).query)
+    if key_password := url.query.get("sslpassword"):
+        if "service" in query:
+            raise BackupError(
+                "the database's URL has both `service` and `sslpassword`: put the latter into the service"
+            )
+        file = folder / "service.conf"
+        make_file(file)
+        file.write_text(f"[equipoise]\nsslpassword={key_password}\n")
+        variables["PGSERVICEFILE"], query["service"] = str(file), "equipoise"
+    plain = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
+    return plain.render_as_string(hide_password=False)

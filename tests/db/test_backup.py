@@ -242,6 +242,49 @@ def test_other_users_do_not_see_the_password(
     database.close()
 
 
+def test_other_users_do_not_see_the_password_of_a_key(
+    new_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches the program by a file that its owner alone reads, and which is gone at the end."""
+    url, said = new_url("postgresql"), tmp_path / "said"
+    open_database(url).upgrade()
+    program = tmp_path / "pg_dump"
+    program.write_text(
+        f'#!/bin/sh\nstat -c %a "$PGSERVICEFILE" >{said}; echo "$PGSERVICEFILE" "$@" >>{said}\n'
+        f'cat "$PGSERVICEFILE" >>{said}; exec /usr/bin/pg_dump "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    database = open_database(f"{url}&sslpassword=s3cret")
+    back_up(database, tmp_path / "backup", quiet)
+    mode, arguments, *content = said.read_text().splitlines()
+    assert (mode, content) == ("600", ["[equipoise]", "sslpassword=s3cret"])
+    assert "s3cret" not in arguments
+    assert not Path(arguments.split()[0]).exists()
+    database.close()
+    both = open_database(f"{url}&sslpassword=s3cret&service=mine")
+    with pytest.raises(BackupError, match="has both `service` and `sslpassword`"):
+        restore(both, tmp_path / "backup", quiet, force=True, with_access=True)
+    both.close()
+
+
+def test_tables_of_others_in_the_same_database_are_left_alone(new_url: Callable[[str], str], tmp_path: Path) -> None:
+    """Also where they are called like ours, as `users` often is, and their schema is older."""
+    url = new_url("postgresql")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA another")
+        connection.execute("CREATE TABLE another.users AS SELECT 1 AS id")
+        connection.execute("CREATE SCHEMA equipoise")
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET search_path = equipoise')
+    database = open_database(url)
+    database.upgrade()
+    made = back_up(database, tmp_path / "backup", quiet)
+    restore(database, made.path, quiet, force=True)
+    database.close()
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT id FROM another.users").fetchall() == [(1,)]
+
+
 def test_the_commands(filled: Database, database_url: str, tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str, str]:
         result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path), "--database-url", database_url])

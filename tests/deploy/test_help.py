@@ -126,10 +126,21 @@ def test_what_is_said_of_the_demonstration_is_what_it_takes() -> None:
     assert f"each phase ({DEFAULT_PHASE_S:g}) or of each run ({DEFAULT_RUN_S:g})" in text
 
 
-def test_an_unknown_option_of_the_demonstration_installs_nothing(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--scenary", "spike"), "unknown option --scenary"),
+        (("--scenario", "spikes"), "--scenario spikes is refused: use phases,"),
+        (("--scenario=spikes",), "--scenario spikes is refused: use phases,"),
+        (("--json", "phases.json", "--batch", "2x5"), "--batch 2x5 is refused: use NxM"),
+        (("--batch",), "--batch needs a value"),
+        (("spike",), "unexpected argument spike"),
+    ],
+)
+def test_what_the_demonstration_refuses_installs_nothing(options: tuple[str, ...], words: str, copy: Path) -> None:
     before = state(copy)
     path = f"{copy}/bin:{os.environ['PATH']}"
-    command = [copy / "checkout/deploy/demo", "--scenary", "spike"]
+    command = [copy / "checkout/deploy/demo", *options]
     done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
     assert (done.returncode, state(copy)) == (2, before)
-    assert "unknown option --scenary" in done.stderr
+    assert words in done.stderr

@@ -49,6 +49,8 @@ exec sleep 60
         (("--scenario", "spike", "--picture", "spike.txt"), "use a name that ends in .png, .svg, .pdf"),
         (("--batch", "2x"), "'2x' is refused: use NxM"),
         (("--batch", "2x+4"), "'2x+4' is refused: use NxM"),
+        (("--scenario", "spike", "--batch", "2x4"), "--batch is of `phases`"),
+        (("--picture", "/tmp/phases.png"), "--picture is of `spike` and `autopilot`"),
     ],
 )
 def test_what_could_not_end_well_is_refused_before_it_begins(options: tuple[str, ...], words: str) -> None:

@@ -52,9 +52,8 @@ from manager.errors import EquipoiseError
     "--batch",
     "shape",
     callback=lambda _context, _parameter, text: _shape(text),
-    default="2x2",
     metavar="NxM",
-    help="Of `phases`: N batch VMs of M vCPUs each.",
+    help="Of `phases`: N batch VMs of M vCPUs each.  [default: 2x2]",
 )
 @click.option("--keep", is_flag=True, help="Leave VMs and Equipoise running at the end, and print how to reach them.")
 @click.option("--no-wait", is_flag=True, help="Fail if another process uses the lab, instead of waiting for its end.")
@@ -63,13 +62,12 @@ def main(
     duration: float | None,
     json_file: Path | None,
     picture: Path | None,
-    shape: BatchShape,
+    shape: BatchShape | None,
     keep: bool,
     no_wait: bool,
 ) -> None:
     """Show on real VMs what Equipoise does for services on a full host; `deploy/demo --help` says more."""
-    if keep and scenario == "resources":
-        raise click.UsageError("--keep: `resources` has other VMs for each resource, so none are left at the end")
+    _refuse_unused(scenario, shape, picture, keep=keep)
     console = Console(width=None if sys.stdout.isatty() else 140)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` has one ignored
@@ -84,7 +82,7 @@ def main(
             elif scenario == "resources":
                 result = resources.play(console, duration or resources.DEFAULT_PHASE_S)
             else:
-                result = phases.play(console, stack, duration or phases.DEFAULT_PHASE_S, keep, shape)
+                result = phases.play(console, stack, duration or phases.DEFAULT_PHASE_S, keep, shape or BatchShape())
     except EquipoiseError as error:
         raise SystemExit(f"deploy/demo: {error}") from error
     if json_file:
@@ -97,6 +95,16 @@ def main(
     else:
         _report(console, result, picture or DEFAULT_BASE / f"{scenario}.png")
     sys.exit(1 if failed or not (result["restored"] or keep) else 0)
+
+
+def _refuse_unused(scenario: str, shape: BatchShape | None, picture: Path | None, *, keep: bool) -> None:
+    """Raises UsageError for what the scenario has no use of."""
+    if keep and scenario == "resources":
+        raise click.UsageError("--keep: `resources` has other VMs for each resource, so none are left at the end")
+    if shape and scenario != "phases":
+        raise click.UsageError(f"--batch is of `phases`: `{scenario}` has batch VMs of its own")
+    if picture and scenario in {"phases", "resources"}:
+        raise click.UsageError(f"--picture is of `spike` and `autopilot`: `{scenario}` draws none")
 
 
 def _report(console: Console, result: dict[str, Any], picture: Path) -> None:
@@ -114,9 +122,9 @@ def _report(console: Console, result: dict[str, Any], picture: Path) -> None:
         console.print(f"picture of p95 and batch VMs' CPU over time: {picture}", highlight=False)
 
 
-def _shape(text: str) -> BatchShape:
+def _shape(text: str | None) -> BatchShape | None:
     try:
-        return parse_shape(text)
+        return None if text is None else parse_shape(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
