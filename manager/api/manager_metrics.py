@@ -60,6 +60,7 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("equipoise_application_sla_seconds", ("application",), "Target of the SLA"),
     ("equipoise_application_rate_rps", ("application",), "Requests per second of the latest window"),
     ("equipoise_application_window_samples", ("application",), "Response times in the latest window"),
+    ("equipoise_application_window_age_seconds", ("application",), "Time since the latest window ended"),
     ("equipoise_application_sla_state", ("application", "state"), "1 for the state the SLA is in"),
     (
         "equipoise_application_sla_attainment_ratio",
@@ -291,6 +292,7 @@ class _Fleet(Collector):
             if window is not None:
                 yield "equipoise_application_rate_rps", labels, window.rate_rps
                 yield "equipoise_application_window_samples", labels, window.samples
+                yield "equipoise_application_window_age_seconds", labels, window.age_s(now_s)
                 if window.value_ms is not None:
                     measured_labels = [row.name, f"{window.percentile:g}"]
                     yield "equipoise_application_response_time_seconds", measured_labels, window.value_ms / 1000

@@ -63,6 +63,7 @@ def test_applications(api: Api) -> None:
     api.ok("PUT", "/applications/idle", {})
     api.ok("PUT", "/applications/shop", {"sla": {"response_time_ms": 10}})
     api.ok("POST", "/applications/shop/samples", {"times_ms": [20] * 50})
+    api.clock.now_s += 7
     samples = scrape(api)
     labels = {"application": "shop", "percentile": "95"}
     measured_s = value(samples, "equipoise_application_response_time_seconds", **labels)
@@ -70,6 +71,7 @@ def test_applications(api: Api) -> None:
     assert value(samples, "equipoise_application_sla_seconds", application="shop") == 0.01
     assert value(samples, "equipoise_application_rate_rps", application="shop") == 50
     assert value(samples, "equipoise_application_window_samples", application="shop") == 50
+    assert value(samples, "equipoise_application_window_age_seconds", application="shop") == 7
     for application, current in (("shop", "violated"), ("idle", "no_data")):
         for state in ("met", "at_risk", "violated", "no_data"):
             seen = value(samples, "equipoise_application_sla_state", application=application, state=state)
