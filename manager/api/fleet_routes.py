@@ -28,6 +28,7 @@ from manager.protocol.report import TickStatus
 from manager.store.application_glances import hosts_of, running_on
 from manager.store.error_budgets import Rolled
 from manager.store.models import HostRow
+from manager.store.past_registrations import Past, read_past
 from manager.store.recent_percentiles import RecentPercentiles, RecentSlot
 
 _STEPS = 60
@@ -193,13 +194,14 @@ def fleet_api(context: ManagerContext) -> RouteGroup:
             percentiles = {glance.number: watched_percentile(glance.sla) for glance in answered}
             series = recent.of(session, percentiles, min(since, now - _UNROLLED), now)
             rolled = context.budgets.of(session, percentiles, now)
+            past = read_past(session, now - _UNROLLED, [glance.application.name for glance in answered])
             hosts_by_number = hosts_of(session, percentiles)
             hosts = _hosts(session, ordered(seen.hosts, HostFilter())[: query.hosts_limit])
         step = (now - since) / _STEPS
         applications = []
         for glance in answered:
             slots = series[glance.number]
-            windows = _windows(context, glance, rolled[glance.number], slots)
+            windows = _windows(context, glance, rolled[glance.number], slots, past)
             points = _points(slots, since, step)
             applications.append(_application(context, glance, hosts_by_number.get(glance.number, ()), points, windows))
         return FleetOut(
@@ -288,16 +290,27 @@ def _points(slots: Mapping[datetime, RecentSlot], since: datetime, step: timedel
 
 
 def _windows(
-    context: ManagerContext, glance: ApplicationGlance, rolled: Rolled, slots: Mapping[datetime, RecentSlot]
+    context: ManagerContext,
+    glance: ApplicationGlance,
+    rolled: Rolled,
+    slots: Mapping[datetime, RecentSlot],
+    past: Past,
 ) -> dict[float, Judged]:
-    """The intervals of each window: those rolled up, and the slots since then."""
-    windows, now, sla = dict(rolled.windows), context.now(), glance.sla
+    """The intervals of each window: those rolled up, and the slots since then, by the SLA in force when they began.
+
+    Slots of an SLA with another percentile than the present one are left out until they are rolled up.
+    """
+    windows, now, percentile = dict(rolled.windows), context.now(), watched_percentile(glance.sla)
     for start, slot in slots.items():
-        if sla and slot.value_ms is not None and slot.has_samples(context.min_samples):
-            judged = Judged(1, int(slot.value_ms > sla.response_time_ms))
-            for length_s in WINDOWS_S if rolled.until is None or start >= rolled.until else ():
-                if (now - start).total_seconds() <= length_s:
-                    windows[length_s] += judged
+        if slot.value_ms is None or not slot.has_samples(context.min_samples):
+            continue
+        sla = past.sla_of(glance.application.name, glance.sla, start)
+        if sla is None or sla.percentile != percentile:
+            continue
+        judged = Judged(1, int(slot.value_ms > sla.response_time_ms))
+        for length_s in WINDOWS_S if rolled.until is None or start >= rolled.until else ():
+            if (now - start).total_seconds() <= length_s:
+                windows[length_s] += judged
     return windows
 
 

@@ -250,7 +250,7 @@ def evidence_api(context: ManagerContext) -> RouteGroup:
             row = get(session, ApplicationRow, path.name)
             violation, periods = _violation(session, context, row, at, 30 * _DAY if query.at is None else _LOOK_BACK)
             near = query.at is None or (violation is not None and violation.end_s >= (at - _NEAR).timestamp())
-            past = read_past(session, at if violation is None else timestamp(violation.start_s), row.name)
+            past = read_past(session, at if violation is None else timestamp(violation.start_s), [row.name])
             if violation is None or not near:
                 violation, rate_rps, sla = None, None, past.sla(row, at)
                 verdict = _no_violation(sla, at, query.at is None)
@@ -280,7 +280,7 @@ def cause_now(session: Session, context: ManagerContext, row: ApplicationRow) ->
     violation, periods = _violation(session, context, row, now, _LOOK_BACK)
     if violation is None or violation.end_s < (now - _NEAR).timestamp():
         return None
-    past = read_past(session, timestamp(violation.start_s), row.name)
+    past = read_past(session, timestamp(violation.start_s), [row.name])
     return violation, blame(_case(session, context, row, violation, _rate_rps(periods, context.slot_s), past))
 
 

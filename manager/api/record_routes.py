@@ -107,7 +107,7 @@ def records_api(context: ManagerContext) -> RouteGroup:
             eras = None
             if query.application is not None:
                 row = get(session, ApplicationRow, query.application)
-                eras = read_past(session, query.since, row.name).eras(applications_of(session, [row])[row.name])
+                eras = read_past(session, query.since, [row.name]).eras(applications_of(session, [row])[row.name])
             wanted = DecisionFilter(query.host, query.vm, query.since, query.until, None, query.outcome, eras)
             groups = list_by_tick(session, wanted, after, limit, context.latest)
             entries = _entries(session, context, groups)

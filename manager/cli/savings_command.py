@@ -54,10 +54,10 @@ TIME
   How long ago, such as 12h or 7d, or an RFC 3339 time such as 2026-01-31T14:00:00Z.
 
 OUTPUT
-  A line per host, and one of all hosts. With --json an object with since, until, hosts (each with its costs) and
-  fleet; with --csv the lines as CSV: host, hours, utilisation, critical (fractions of the CPU time), saved_servers,
-  gain (a fraction), together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh, energy_source (rapl,
-  model, or mixed: of some hosts measured). Exit status 1 if nothing was measured.
+  A line per host, and one of all hosts where there are several. With --json an object with since, until, hosts (each
+  with its costs) and fleet; with --csv the lines as CSV: host, servers, saved_servers, utilisation, critical (fractions
+  of the CPU time), gain (a fraction), together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh,
+  energy_source (rapl, model, or mixed: of some hosts measured), hours. Exit status 1 if nothing was measured.
 
 EXAMPLES
   equipoise savings

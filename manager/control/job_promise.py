@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from manager.model.fields import timestamp
 from manager.model.job import BatchJob
 
@@ -25,8 +27,8 @@ def objection(job: BatchJob, pcpus: float | None, now_s: float, done_cpu_s: floa
     if job.cpu_seconds > most_cpu_s:
         done = f" and {done_cpu_s:.0f} are done" if done_cpu_s else ""
         return "cpu_seconds", (
-            f"{job.cpu_seconds:g} is refused; use at most {most_cpu_s:.0f}: its VM can use {pcpus:g} pCPUs for the"
-            f" {left_s:.0f} s until {_time(job.deadline_s)}{done}"
+            f"{job.cpu_seconds:.10g} is refused; use at most {math.floor(most_cpu_s)}: its VM can use {pcpus:g} pCPUs"
+            f" for the {left_s:.0f} s until {_time(job.deadline_s)}{done}"
         )
     return None
 

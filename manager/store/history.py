@@ -113,7 +113,7 @@ class MeasuredPast:
 
     def _judged(self, since: datetime, until: datetime, most: int = _MOST_SLOTS) -> list[Period]:
         """The slots of an application, oldest first, each judged by the SLA that was in force when it began."""
-        past = read_past(self.session, since, self.application.name)
+        past = read_past(self.session, since, [self.application.name])
         return [
             judge(
                 window,

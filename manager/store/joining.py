@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -57,7 +57,7 @@ def create_join_token(
     if find(session, JoinTokenRow, name) is not None:
         raise Conflict(f"there is a join token named {name!r} already: delete it first, or use another name")
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
-    times = {"created_at": now, "updated_at": now, "expires_at": expires_at}
+    times = {"created_at": now, "updated_at": now, "expires_at": expires_at.astimezone(UTC)}
     row = JoinTokenRow(name=name, host=host, replace=replace, version=1, **times, secret_hash=hash_secret(secret))
     session.add(row)
     return row, secret

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from manager.model.registration import Application, Sla
 from manager.store.access_models import AuditRow
 from manager.store.models import ApplicationRow, Json, PastApplicationRow, TierRow, TierVmRow, VmRow
-from manager.store.row_writes import among, has_arrays
+from manager.store.row_writes import among, has_arrays, is_one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,15 @@ def _registered(arrays: bool) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[A
     )
 
 
-def read_past(session: Session, since: datetime | None, name: str | None = None) -> Past:
-    """Changes of all applications, or of ``name``, from ``since`` on."""
-    query = select(AuditRow.object, AuditRow.at, AuditRow.before).where(AuditRow.object_kind == "application")
+def read_past(session: Session, since: datetime | None, names: Collection[str] | None = None) -> Past:
+    """Changes of all applications, or of those of these ``names``, from ``since`` on."""
+    query = select(AuditRow.object, AuditRow.at, AuditRow.before).where(
+        AuditRow.object_kind == "application", AuditRow.before.is_not(None)
+    )
     if since is not None:
         query = query.where(AuditRow.at >= since)
-    if name is not None:
-        query = query.where(AuditRow.object == name)
+    if names is not None:
+        query = query.where(is_one_of(session, AuditRow.object, names))
     changes: dict[str, list[tuple[datetime, Json]]] = {}
     for application, at, before in session.execute(query.order_by(AuditRow.at, AuditRow.id)):
         if before is not None:

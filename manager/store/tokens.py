@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache
 
@@ -104,7 +104,7 @@ def create_token(
         role=role,
         host=host,
         secret_hash=hash_secret(secret),
-        expires_at=expires_at,
+        expires_at=expires_at and expires_at.astimezone(UTC),
         application=application,
     )
     session.add(row)

@@ -141,3 +141,14 @@ def test_it_is_read_in_parts_and_narrowed(sqlite_api: Api) -> None:
     assert objects("?object_kind=host") == []
     assert objects("?since=2026-03-01T12:00:02Z&until=2026-03-01T12:00:04Z") == ["vm2", "vm1"]
     sqlite_api.refused(422, "GET", "/audit?since=yesterday")
+
+
+@pytest.mark.parametrize(("path", "name"), [("/tokens", "token"), ("/join-tokens", "join-token")])
+def test_a_time_of_another_zone_is_the_same_everywhere(sqlite_api: Api, path: str, name: str) -> None:
+    expires = {"expires_at": "2026-03-02T01:00:00+05:00"}
+    made = sqlite_api.ok("POST", path, {"name": "new", **({"role": "viewer"} if name == "token" else {}), **expires})
+    listed = next(one for one in sqlite_api.ok("GET", path)["items"] if one["name"] == "new")
+    assert made["expires_at"] == listed["expires_at"] == "2026-03-01T20:00:00Z"
+    sqlite_api.ok("DELETE", f"{path}/new")
+    removed, created = audit(sqlite_api)
+    assert removed["before"] == created["after"]

@@ -132,3 +132,21 @@ def test_the_fleet_and_the_budget_of_an_application_agree(fleet: Api) -> None:
         assert told["budget_remaining"] == glance["budget_remaining"]
         assert told["budgets"][0]["burn_rate"] == glance["burn_rate"]
         assert told["budgets"][-1]["attainment"] == glance["attainment"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sla"), [("fine", {"response_time_ms": 4.0}), ("late", {"response_time_ms": 50.0}), ("late", None)]
+)
+def test_what_was_before_another_sla_is_judged_by_the_one_of_then(fleet: Api, name: str, sla: Any) -> None:
+    before = one(fleet, name)
+    fleet.ok("PATCH", f"/applications/{name}", {"sla": sla})
+    told, glance = fleet.ok("GET", f"/applications/{name}/budget"), one(fleet, name)
+    assert glance["burn_rate"] == told["budgets"][0]["burn_rate"] == before["burn_rate"]
+    assert glance["attainment"] == told["budgets"][-1]["attainment"] == before["attainment"]
+    assert glance["burning"] == (before["burning"] if sla else "none")
+
+
+def test_what_was_before_another_percentile_waits_for_its_roll_up(fleet: Api) -> None:
+    fleet.ok("PATCH", "/applications/fine", {"sla": {"response_time_ms": 4.0, "percentile": 50}})
+    glance = one(fleet, "fine")
+    assert (glance["attainment"], glance["burn_rate"], glance["burning"]) == (None, None, "none")

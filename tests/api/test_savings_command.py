@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from typing import Any
 
 import pytest
@@ -105,6 +106,9 @@ def test_csv(run: Any) -> None:
     rows = list(csv.DictReader(run("--csv").stdout.splitlines()))
     assert [row["host"] for row in rows] == [HOST, "kvm2", "all hosts"]
     assert float(rows[0]["saved_servers"]) == pytest.approx(0.8)
+    described = CliRunner().invoke(main, ["savings", "--help"]).output.partition("the lines as CSV: ")[2]
+    words = re.sub(r"\s*\([^)]*\)", "", described.partition(". Exit")[0])
+    assert re.split(r",\s+", words) == list(rows[0]), "the help names the columns in their order"
 
 
 def test_prices_of_ones_own(run: Any) -> None:

@@ -225,6 +225,9 @@ def test_accounts_outlast_the_agent() -> None:
         (due(0, 1), 2, 0.0, "deadline", "it is not after now"),
         (BatchJob(alone_pcpus=3), 2, 0.0, "alone_pcpus", "3 is refused; its VM can use 2 pCPUs at most"),
         (BatchJob(max_slowdown=2), 2, 0.0, None, ""),
+        (due(100.3, 201), 2, 0.0, "cpu_seconds", "201 is refused; use at most 200: "),
+        (due(100.3, 200), 2, 0.0, None, ""),
+        (due(100, 1_234_567), 2, 0.0, "cpu_seconds", "1234567 is refused; use at most 200: "),
     ],
 )
 def test_what_cannot_be_agreed(
