@@ -51,7 +51,15 @@ from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
 from manager.store.decision_packs import store_decisions
 from manager.store.event_records import store_events
-from manager.store.hosts import put_findings, put_services, put_shares, replace_domains, reporting_host
+from manager.store.hosts import (
+    HostReport,
+    note_report,
+    put_findings,
+    put_services,
+    replace_domains,
+    reporting_host,
+    shares_on,
+)
 from manager.store.manager_clock import manager_behind_s
 from manager.store.models import HostRow
 from manager.store.proposals import take_reports
@@ -61,7 +69,7 @@ from manager.store.silent_hosts import note_clock
 from manager.store.source_rows import replace_source_statuses
 from manager.store.tick_packs import store_ticks
 from manager.store.vm_claims import RefusedVm, Reported, TakenStatuses, take_statuses
-from manager.store.vm_shares import forget_shares
+from manager.store.vm_shares import older_shares
 from manager.store.windows import replace_windows
 
 _MOST_AHEAD_S = 1e10
@@ -256,15 +264,11 @@ def _take(
     body = accepted.body
     name, ahead_s, skew = row.name, _clock_ahead_s(), timedelta(seconds=context.skew_s)
     registered = assignments.reporter(session, name)
-    missing, refused_vms = _take_statuses(session, context, row, accepted, now, registered.vms)
+    shares, missing, refused_vms = _take_statuses(session, context, row, accepted, now, registered.vms)
     missing = missing or (row.last_seen_at is None and body.capabilities is None)  # it was forgotten meanwhile
-    # After that, so that one statement writes all of the host's row.
-    row.last_seen_at = now
-    row.agent_version = body.agent_version
-    if body.capabilities is not None:
-        row.capabilities = adapter_of(Capabilities).dump_python(body.capabilities, mode="json")
-    if body.tick is not None:
-        row.tick = body.tick.model_dump(mode="json")
+    capabilities = None if body.capabilities is None else adapter_of(Capabilities).dump_json(body.capabilities).decode()
+    tick = None if body.tick is None else body.tick.model_dump_json()
+    note_report(session, row, HostReport(now, body.agent_version, ahead_s, capabilities, tick, shares))
     store_events(session, note_clock(row, ahead_s, context.clock_bound_s, now))
     if body.domains is not None:
         replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
@@ -325,8 +329,9 @@ def _take_statuses(
     accepted: Accepted,
     now: datetime,
     known: Mapping[str, RegisteredVm],
-) -> tuple[bool, Sequence[RefusedVm]]:
-    """Whether statuses of VMs in the newest tick are missing, or too many; and the VMs that belong to another host.
+) -> tuple[str | None, bool, Sequence[RefusedVm]]:
+    """The shares of VMs for the host's row, whether statuses of VMs in the newest tick are missing, or too many, and
+    the VMs that belong to another host.
 
     ``known``: how VMs are registered, as far as that is known.
     """
@@ -341,10 +346,9 @@ def _take_statuses(
     waits = any(vm.why is Foul.RUNS_ELSEWHERE for vm in refused)
     shares = _newest_shares(accepted)
     if shares is None:
-        if taken:
-            forget_shares(host, {status.vm for status in body.vms or ()})
-        return waits, refused
-    return not put_shares(session, host, shares, now, taken.here if taken else None) or waits, refused
+        return older_shares(host, {status.vm for status in body.vms or ()}) if taken else None, waits, refused
+    text, complete = shares_on(session, host, shares, now, taken.here if taken else None)
+    return text, not complete or waits, refused
 
 
 def _newest_shares(accepted: Accepted) -> Mapping[str, tuple[float, float]] | None:

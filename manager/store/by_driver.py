@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeEngine
 
-Statement = Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]] | Insert
+Statement = Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]] | Insert | Update
 Parameters = Mapping[str, Any]
 
 _REMEMBERED = 256
@@ -33,6 +33,7 @@ class _Compiled:
     constants: Parameters
     writers: Sequence[tuple[str, _Process]]
     readers: Sequence[tuple[int, _Process]]
+    returns_rows: bool
 
 
 def rows_of(session: Session, statement: Statement, given: Parameters | Sequence[Parameters]) -> Sequence[Any]:
@@ -53,13 +54,13 @@ def rows_of(session: Session, statement: Statement, given: Parameters | Sequence
     for name, write in compiled.writers:
         values[name] = write(values[name])
     cursor = _execute(connection, compiled.text, values)
-    if cursor.description is None:
+    if not compiled.returns_rows:
         return ()
     rows: Sequence[Any] = cursor.fetchall()
     return _read(rows, compiled.readers) if compiled.readers else rows
 
 
-def text_of(statement: Statement | Update, dialect: Dialect) -> str:
+def text_of(statement: Statement, dialect: Dialect) -> str:
     """The text of a statement for the driver of a dialect, which takes the values of its parameters by name."""
     return _compile(statement, dialect).text
 
@@ -85,16 +86,16 @@ def _execute(connection: Connection, text: str, values: Parameters) -> Any:
 
 
 @lru_cache(_REMEMBERED)
-def _compile(statement: Statement | Update, dialect: Dialect) -> _Compiled:
+def _compile(statement: Statement, dialect: Dialect) -> _Compiled:
     compiled: Any = statement.compile(dialect=dialect)
     constants = {name: one.effective_value for name, one in compiled.binds.items() if not one.required}
     kinds = ((name, one.type) for name, one in compiled.binds.items())
     writers = [(name, write) for name, kind in kinds if (write := _of(kind, dialect).bind_processor(dialect))]
     # Numbers are as the driver reads them: SQLAlchemy's would have to know of which of its types they are.
-    columns = ((place, one.type) for place, one in enumerate(statement.exported_columns))
-    others = ((place, kind) for place, kind in columns if not isinstance(kind, Float))
+    columns = [one.type for one in statement.exported_columns]
+    others = ((place, kind) for place, kind in enumerate(columns) if not isinstance(kind, Float))
     readers = [(place, read) for place, kind in others if (read := _of(kind, dialect).result_processor(dialect, None))]
-    return _Compiled(str(compiled), constants, writers, readers)
+    return _Compiled(str(compiled), constants, writers, readers, bool(columns))
 
 
 def _of(kind: TypeEngine[Any], dialect: Dialect) -> TypeEngine[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
@@ -26,7 +27,7 @@ from manager.store.models import (
     WindowRow,
 )
 from manager.store.past_registrations import read_past
-from manager.store.rollups import period_of
+from manager.store.rollups import PERIOD_COLUMNS, period_of
 from manager.store.source_rows import hosts_of
 from manager.store.tick_packs import list_ticks
 from manager.store.tick_rollups import tick_of
@@ -93,22 +94,22 @@ class MeasuredPast:
     def latest_violation(self, until: datetime, within: timedelta) -> Violation | None:
         """The latest violation that began in the time ``within`` before ``until``; None without any."""
         minutes = self._query(MINUTE_S, RollupRow.start.between(until - within, until)).order_by(RollupRow.start.desc())
-        newest = self.session.scalars(minutes.limit(1)).one_or_none()
+        newest = self.session.execute(minutes.limit(1)).one_or_none()
         rolled = newest.start + timedelta(seconds=newest.length_s) if newest else until - within
         spans = joined(span for period in self._judged(rolled, until) for span in period.violations)
         if spans:
             return spans[-1]
         # Of the minute in which ``until`` lies, the violations may all have begun later.
-        violated = self.session.scalars(minutes.where(RollupRow.violated > 0).limit(2))
+        violated = self.session.execute(minutes.where(RollupRow.violated > 0).limit(2))
         violations = (span for row in violated for span in reversed(period_of("", row).violations))
         return next((span for span in violations if span.start_s < until.timestamp()), None)
 
-    def _query(self, length_s: float, *conditions: ColumnElement[bool]) -> Select[RollupRow]:
+    def _query(self, length_s: float, *conditions: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
         of_application = RollupRow.application_id == self.application.id
-        return select(RollupRow).where(of_application, RollupRow.length_s == int(length_s), *conditions)
+        return select(*PERIOD_COLUMNS).where(of_application, RollupRow.length_s == int(length_s), *conditions)
 
     def _rolled(self, length_s: float, *conditions: ColumnElement[bool]) -> list[Period]:
-        rows = self.session.scalars(self._query(length_s, *conditions).order_by(RollupRow.start))
+        rows = self.session.execute(self._query(length_s, *conditions).order_by(RollupRow.start))
         return [period_of(self.application.name, row) for row in rows]
 
     def _judged(self, since: datetime, until: datetime, most: int = _MOST_SLOTS) -> list[Period]:

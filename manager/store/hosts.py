@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    JSON,
     ColumnElement,
     Integer,
     Select,
     String,
     Text,
+    Update,
     and_,
     bindparam,
     cast,
@@ -23,6 +26,7 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
+    update,
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer
 
@@ -31,7 +35,7 @@ from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
 from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
-from manager.store.models import HostRow, Json, VmRow, VmStatusRow
+from manager.store.models import HostRow, Json, UtcDateTime, VmRow, VmStatusRow
 from manager.store.registrations import (
     Precondition,
     by_name,
@@ -41,8 +45,8 @@ from manager.store.registrations import (
     replace,
     touch,
 )
-from manager.store.row_writes import upsert
-from manager.store.vm_shares import read_shares, set_shares
+from manager.store.row_writes import has_arrays, upsert
+from manager.store.vm_shares import changed_shares, read_shares
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
@@ -74,7 +78,54 @@ def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostR
 @cache
 def _reporting_query() -> Select[HostRow]:
     query = select(HostRow).where(HostRow.name == bindparam("name", type_=String())).with_for_update()
-    return query.options(defer(HostRow.tick), defer(HostRow.capabilities))  # these are reported anew
+    # These are reported anew, and settings are for the assignment.
+    unread = "tick", "capabilities", *(field.name for field in fields(HostIn))
+    return query.options(*(defer(getattr(HostRow, name)) for name in unread))
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What is new in a host's row with a report; None: it stays. Texts but the version are JSON."""
+
+    at: datetime
+    agent_version: str
+    clock_ahead_s: float | None
+    capabilities: str | None
+    tick: str | None
+    shares: str | None
+
+
+def note_report(session: Session, host: HostRow, report: HostReport) -> None:
+    """Write what is new in a host's row by one statement. The object is not changed."""
+    given = {
+        "host": host.id,
+        "now": report.at,
+        "reported_version": report.agent_version,
+        "ahead": report.clock_ahead_s,
+        "reported_capabilities": report.capabilities,
+        "reported_tick": report.tick,
+        "reported_shares": report.shares,
+    }
+    rows_of(session, _noting(has_arrays(session)), given)
+
+
+@cache
+def _noting(arrays: bool) -> Update:
+    row = HostRow
+
+    def reported(column: InstrumentedAttribute[Json | None]) -> ColumnElement[Any]:
+        text = bindparam(f"reported_{column.key}", type_=String())
+        return func.coalesce(cast(text, JSON()) if arrays else text, column)
+
+    changed = {
+        "last_seen_at": bindparam("now", type_=UtcDateTime()),
+        "agent_version": bindparam("reported_version", type_=String()),
+        "clock_ahead_s": func.coalesce(bindparam("ahead", type_=row.clock_ahead_s.type), row.clock_ahead_s),
+        "capabilities": reported(row.capabilities),
+        "tick": reported(row.tick),
+        "shares": func.coalesce(bindparam("reported_shares", type_=String()), row.shares),
+    }
+    return update(HostRow).where(row.id == bindparam("host", type_=Integer())).values(changed)
 
 
 def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str, Any]], now: datetime) -> None:
@@ -87,21 +138,20 @@ def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str
         upsert(session, VmStatusRow, rows, ["vm"])
 
 
-def put_shares(
+def shares_on(
     session: Session,
     host: HostRow,
     shares: Mapping[str, tuple[float, float]],
     now: datetime,
     here: frozenset[str] | None = None,
-) -> bool:
-    """Store the CPU shares and run-queue delays of the VMs on a host, by name.
+) -> tuple[str, bool]:
+    """The CPU shares and run-queue delays of the VMs on a host, by name, as its row keeps them.
 
-    False: the host has statuses of other VMs than these. ``here``: those that it has; None: not known.
+    And whether the host has statuses of these VMs and no others. ``here``: those that it has; None: not known.
     """
     if here is None:
         here = frozenset(vm for (vm,) in rows_of(session, _vms_on(), {"here": host.id}))
-    set_shares(host, shares, here - shares.keys(), now)
-    return here == shares.keys()
+    return changed_shares(host, shares, here - shares.keys(), now), here == shares.keys()
 
 
 @cache

@@ -103,13 +103,12 @@ def ranks_of(session: Session, hosts: Collection[str], now: datetime) -> dict[st
 
 
 def note_clock(host: HostRow, ahead_s: float | None, bound_s: float, now: datetime) -> list[dict[str, object]]:
-    """Record a host's clock offset, None: unknown. Returns events, as ``host_event`` does.
+    """Record whether a host's clock is off by its offset, None: unknown. Returns events, as ``host_event`` does.
 
     One when the offset exceeds ``bound_s``, and one when it falls below half of that.
     """
     if ahead_s is None:
         return []
-    host.clock_ahead_s = ahead_s
     off = abs(ahead_s) > (bound_s / 2 if host.clock_off else bound_s)
     if off == host.clock_off:
         return []

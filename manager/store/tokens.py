@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache
 
-from sqlalchemy import Select, String, bindparam, select
+from sqlalchemy import ColumnElement, Select, String, Update, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest
@@ -154,28 +154,36 @@ def authenticate_hash(database: Database, secret_hash: str, now: datetime) -> Pr
 
     Notes the use, at most once a minute: reads must not all become writes, nor fail where nothing can be written.
     """
-    query, wanted = _by_secret(), {"secret_hash": secret_hash}
     with database.asking() as session:
-        row = session.scalars(query, wanted).one_or_none()
-    if row is None or has_expired(row, now):
+        found = rows_of(session, _valid(), {"secret": secret_hash, "now": now})
+    if not found:
         return None
-    if row.last_used_at is None or now - row.last_used_at >= _LAST_USED_STEP:
-        with suppress(DatabaseUnavailable), database.writing() as session:
-            used = session.scalars(query.with_for_update(), wanted).one_or_none()
-            if used is not None:
-                used.last_used_at = now
-    return Principal(row.name, Role(row.role), row.host, application=row.application)
+    ((name, role, host, application, last_used_at),) = found
+    if last_used_at is None or now - last_used_at >= _LAST_USED_STEP:
+        with suppress(DatabaseUnavailable):
+            database.change(_used(), {"secret": secret_hash, "now": now})
+    return Principal(name, Role(role), host, application=application)
 
 
 def is_valid(session: Session, secret_hash: str, now: datetime) -> bool:
     """Whether a token whose secret has this hash lasts ``now``."""
-    return bool(rows_of(session, _valid(), {"secret_hash": secret_hash, "now": now}))
+    return bool(rows_of(session, _valid(), {"secret": secret_hash, "now": now}))
 
 
 @cache
-def _valid() -> Select[int]:
-    lasts = TokenRow.expires_at.is_(None) | (TokenRow.expires_at > bindparam("now", type_=UtcDateTime()))
-    return select(TokenRow.id).where(TokenRow.secret_hash == bindparam("secret_hash", type_=String()), lasts)
+def _valid() -> Select[str, str, str | None, str | None, datetime | None]:
+    row = TokenRow
+    lasts = row.expires_at.is_(None) | (row.expires_at > bindparam("now", type_=UtcDateTime()))
+    return select(row.name, row.role, row.host, row.application, row.last_used_at).where(_by_secret(), lasts)
+
+
+@cache
+def _used() -> Update:
+    return update(TokenRow).where(_by_secret()).values(last_used_at=bindparam("now", type_=UtcDateTime()))
+
+
+def _by_secret() -> ColumnElement[bool]:
+    return TokenRow.secret_hash == bindparam("secret", type_=String())
 
 
 class KnownTokens:
@@ -204,11 +212,6 @@ class KnownTokens:
         with self._lock:
             principal, at = self._known.get(secret_hash, (None, now))
         return principal if now - _LAST_USED_STEP < at <= now else None
-
-
-@cache
-def _by_secret() -> Select[TokenRow]:
-    return select(TokenRow).where(TokenRow.secret_hash == bindparam("secret_hash", type_=String()))
 
 
 def has_expired(row: TokenRow, now: datetime) -> bool:

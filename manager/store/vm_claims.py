@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Integer, Select, bindparam, case, delete, or_, select
+from sqlalchemy import Integer, Select, Update, bindparam, case, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from manager.control.claim_rules import Foul, HeldVm, RegisteredVm, claim_text, foul, is_alarm
@@ -105,7 +105,7 @@ def take_statuses(
     moved = [(vm, status.host_id) for vm, status in elsewhere.items() if vm in accepted]
     note_left(session, [*((vm, host.id) for vm in left), *moved], now)
     _tell_moved(session, host, accepted - before, now)
-    _forget(session, host, lambda vm: vm not in not_here if whole else vm in accepted)
+    _forget(session, host, not_here if whole else accepted, whole=whole)
     changed_at = _registered(session, not_here)[1] if not_here else {}
     _store_events(session, host, refused, changed_at, now)
     return TakenStatuses(refused, before - set(left) | accepted)
@@ -191,17 +191,16 @@ def drop_status_elsewhere(session: Session, vm: str, host: str, now: datetime) -
         note_left(session, [(vm, elsewhere)], now)
 
 
-def _forget(session: Session, host: HostRow, over: Callable[[str], bool]) -> None:
-    """End the claims of a host to the VMs that ``over`` names."""
-    for row in session.scalars(_claims(), {"here": host.id}):
-        if over(row.vm):
-            row.refused_at = None
+def _forget(session: Session, host: HostRow, names: Collection[str], *, whole: bool) -> None:
+    """End the claims of a host to VMs of these names; ``whole``: to all but these."""
+    rows_of(session, _forgetting(has_arrays(session), whole), {"here": host.id, "names": sorted(names)})
 
 
 @cache
-def _claims() -> Select[ClaimRow]:
-    of_host = ClaimRow.host_id == bindparam("here", type_=Integer())
-    return select(ClaimRow).where(of_host, ClaimRow.refused_at.is_not(None))
+def _forgetting(arrays: bool, whole: bool) -> Update:
+    named = among(ClaimRow.vm, "names", arrays)
+    of_host = ClaimRow.host_id == bindparam("here", type_=Integer()), ClaimRow.refused_at.is_not(None)
+    return update(ClaimRow).where(*of_host, ~named if whole else named).values(refused_at=None)
 
 
 def _store_events(

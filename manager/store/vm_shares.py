@@ -39,21 +39,21 @@ def read_shares(text: str | None) -> VmShares:
     return VmShares(json.loads(text) if text is not None else {})
 
 
-def set_shares(
+def changed_shares(
     host: HostRow, shares: Mapping[str, tuple[float, float]], others: Collection[str], now: datetime
-) -> None:
-    """Store the shares of VMs of a host, by name. Those of ``others`` stay as they are, all else is forgotten."""
+) -> str:
+    """The text with shares of VMs of a host, by name. Those of ``others`` stay as they are, all else is forgotten."""
     before = read_shares(host.shares).by_vm if others else {}
     at_s = now.timestamp()
     new = {vm: (used, waited, at_s) for vm, (used, waited) in shares.items()}
-    _put(host, {vm: before[vm] for vm in others if vm in before} | new)
+    return _text({vm: before[vm] for vm in others if vm in before} | new)
 
 
-def forget_shares(host: HostRow, vms: Collection[str]) -> None:
-    """The shares in the statuses of these VMs are newer."""
+def older_shares(host: HostRow, vms: Collection[str]) -> str:
+    """The text without the shares of these VMs: those in their statuses are newer."""
     before = read_shares(host.shares).by_vm
-    _put(host, {vm: shares for vm, shares in before.items() if vm not in vms})
+    return _text({vm: shares for vm, shares in before.items() if vm not in vms})
 
 
-def _put(host: HostRow, shares: Mapping[str, Sequence[float]]) -> None:
-    host.shares = json.dumps(shares, separators=(",", ":"))
+def _text(shares: Mapping[str, Sequence[float]]) -> str:
+    return json.dumps(shares, separators=(",", ":"))

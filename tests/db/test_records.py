@@ -295,7 +295,7 @@ def test_a_token_is_good_also_where_its_use_cannot_be_noted(
 ) -> None:
     with database.registering() as session:
         _, secret = create_token(session, "alice", Role.VIEWER, None, NOW)
-    monkeypatch.setattr(database, "writing", disk_full)
+    monkeypatch.setattr(database, "change", lambda *_given: disk_full())
     assert authenticate(database, secret, NOW) == Principal("alice", Role.VIEWER, None)
 
 

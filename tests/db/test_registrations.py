@@ -22,11 +22,11 @@ from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application, remove_application
 from manager.store.database import Database
-from manager.store.hosts import adopt_host, put_host, put_shares, put_statuses, reporting_host
+from manager.store.hosts import adopt_host, put_host, put_statuses, reporting_host, shares_on
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registrations import delete, get, page
 from manager.store.source_rows import hosts_of
-from manager.store.vm_shares import forget_shares
+from manager.store.vm_shares import older_shares
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm, vms_for_host
 from manager.store.windows import add_samples
 
@@ -246,7 +246,9 @@ def test_shares_change_by_themselves(database: Database) -> None:
 
     def put(host: str, shares: dict[str, tuple[float, float]]) -> bool:
         with database.writing() as session:
-            return put_shares(session, get(session, HostRow, host), shares, NOW)
+            row = get(session, HostRow, host)
+            row.shares, complete = shares_on(session, row, shares, NOW)
+            return complete
 
     assert put("h", shares)
     now = [("a", status(*shares["a"], n=1), "h"), ("b", status(*shares["b"], n=2), "h"), ("c", status(n=3), "g")]
@@ -388,7 +390,8 @@ def test_shares_are_as_old_as_the_tick_they_came_with(database: Database) -> Non
 
     def put(shares: dict[str, tuple[float, float]], after_s: int) -> None:
         with database.writing() as session:
-            put_shares(session, get(session, HostRow, "h"), shares, NOW + timedelta(seconds=after_s))
+            row = get(session, HostRow, "h")
+            row.shares, _ = shares_on(session, row, shares, NOW + timedelta(seconds=after_s))
 
     def seen() -> list[tuple[float, int]]:
         with database.reading() as session:
@@ -401,5 +404,6 @@ def test_shares_are_as_old_as_the_tick_they_came_with(database: Database) -> Non
     put({"b": (1.0, 0.0)}, 10)
     assert seen() == [(0.5, 5), (1.0, 10)], "of a nothing new was reported"
     with database.writing() as session:
-        forget_shares(get(session, HostRow, "h"), {"b"})
+        row = get(session, HostRow, "h")
+        row.shares = older_shares(row, {"b"})
     assert seen() == [(0.5, 5), (0.25, 0)], "those of its status are newer"
