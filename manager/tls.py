@@ -30,6 +30,15 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext | None:
     return context
 
 
+def renew_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Have a server's context use what its files hold now, for connections that begin from now on.
+
+    Raises SettingsError naming the file that cannot be used; then all is as it was.
+    """
+    server_context(certificate, key)
+    context.load_cert_chain(certificate, key or None, password=lambda: "")
+
+
 def client_context(authorities: str) -> ssl.SSLContext:
     """For a client that trusts the authorities of a PEM file, or of the system if empty. Raises SettingsError."""
     if authorities:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -24,13 +25,15 @@ from manager.store.database import Database
 from manager.store.jobs import Jobs
 from manager.store.manager_clock import ClockWatch
 from manager.store.sessions import SessionLimits
-from manager.tls import server_context
+from manager.tls import renew_certificate, server_context
 from policies.installed import InstalledPolicy
 
 STREAM = "/live"
 """Path of the change stream for pages; each stream occupies a thread."""
 
 _REFUSED_STREAMS = 4  # threads that refuse streams above the limit
+
+log = logging.getLogger(__name__)
 
 Pages = Callable[[Flask, ManagerContext, Changes], None]
 """Adds the dashboard's pages to the application."""
@@ -40,9 +43,20 @@ class ManagerServer:
     """The HTTP server of the REST interface, and the manager's jobs."""
 
     def __init__(
-        self, http: HttpServer, jobs: Jobs, changes: Changes, clock: ClockWatch | None, metrics: Metrics
+        self,
+        http: HttpServer,
+        jobs: Jobs,
+        changes: Changes,
+        clock: ClockWatch | None,
+        metrics: Metrics,
+        renew_certificate: Callable[[], None],
     ) -> None:
-        """``clock`` None: another process of this machine watches it."""
+        """``clock`` None: another process of this machine watches it.
+
+        ``renew_certificate`` reads the certificate again, where there is one, for connections that begin afterwards. It
+        raises SettingsError for one that cannot be used; the one before stays then.
+        """
+        self.renew_certificate = renew_certificate
         self._http = http
         self._changes = changes
         self._jobs = jobs
@@ -128,13 +142,15 @@ def make_server(
     app = create_app(context, metrics)
     changes = Changes(database, limits.streams, clock=context.clock)
     add_pages(app, context, changes)
+    certificate, key = settings.text("tls_certificate"), settings.text("tls_key")
+    tls = server_context(certificate, key)
     http = HttpServer(
         app,
         settings.text("listen_host"),
         settings.whole("listen_port"),
         Lanes(limits.threads, limits.streams + _REFUSED_STREAMS, lane_of),
         settings.trusted_proxy,
-        server_context(settings.text("tls_certificate"), settings.text("tls_key")),
+        tls,
         inherited=share.sockets if share else (),
         limits=limits.server,
     )
@@ -142,4 +158,10 @@ def make_server(
     metrics.follow_jobs(jobs.ages_s)
     watches = share is None or share.number == 0
     clock = ClockWatch(database, socket.gethostname()) if watches else None
-    return ManagerServer(http, jobs, changes, clock, metrics)
+
+    def renew() -> None:
+        if tls is not None:
+            renew_certificate(tls, certificate, key)
+            log.info("the certificate %s was read again", certificate)
+
+    return ManagerServer(http, jobs, changes, clock, metrics, renew)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import resource
+import signal
 import sys
 from contextlib import ExitStack
 from importlib import import_module
@@ -70,10 +71,10 @@ log = logging.getLogger(__name__)
 _AGENT_EPILOG = """
 WHAT IT DOES
   Follows the running domains through libvirt and, once per interval, sets the CPU weights and pins of registered VMs as
-  the host's policy decides. It writes the original of each value to the journal before it changes it. On SIGTERM and
-  after `equipoise release` it restores every setting; after a crash the next start resumes from the journal. It runs
-  the response-time sources of its host, see docs/how-to/sources.md, and keeps controlling while the manager is away or
-  libvirtd restarts. It needs root.
+  the host's policy decides. It writes the original of each value to the journal before it changes it. On SIGTERM,
+  SIGHUP (but under nohup) and after `equipoise release` it restores every setting; after a crash the next start resumes
+  from the journal. It runs the response-time sources of its host, see docs/how-to/sources.md, and keeps controlling
+  while the manager is away or libvirtd restarts. It needs root.
 
 FILES
   STATE_DIR/journal.db        original values
@@ -100,7 +101,7 @@ def agent(context: click.Context, settings: Settings) -> None:
     notifier = Notifier()
     if notifier.watchdog_s is not None:
         faulthandler.enable()  # systemd ends a hanging process with SIGABRT: this logs where it hung
-    with stop_signal() as stop, ExitStack() as stack:
+    with stop_signal(signal.SIGHUP) as stop, ExitStack() as stack:
         if not settings.text("simulate"):
             stack.enter_context(beside_vms(HostPaths(Path(settings.text("root_dir")))))
         running = _start_agent(settings, stack)

@@ -8,10 +8,11 @@ import threading
 
 import click
 
-from manager.api.manager_server import make_server
+from manager.api.manager_server import ManagerServer, make_server
 from manager.cli.admin_commands import open_store, upgrade_store
-from manager.cli.manager_workers import run_workers, workers_of
+from manager.cli.manager_workers import on_hangup, run_workers, workers_of
 from manager.cli.options import ManPage, start_logging, stop_signal, wait, with_settings
+from manager.errors import SettingsError
 from manager.host.registry import boot_name
 from manager.notify import Notifier, Watchdog
 from manager.settings import MANAGER_SETTINGS, SHARED_SETTINGS, Settings
@@ -28,7 +29,7 @@ WHAT IT DOES
   listening beyond the loopback address, put a proxy with TLS in front of it, or set tls_certificate.
 
   With PostgreSQL it uses all CPUs, by a worker process for each (up to 8; --workers). A worker that ends or hangs is
-  replaced. SIGHUP replaces them one by one, without a pause: they read the certificate again.
+  replaced. SIGHUP replaces them one by one, without a pause: they read the certificate again. So does a single process.
 
 EXAMPLES
   equipoise manager --listen-host 127.0.0.1 --database-url postgresql://equipoise@db/equipoise
@@ -42,16 +43,17 @@ def manager(settings: Settings) -> None:
     """Serve the REST interface and keep the database."""
     start_logging(settings)
     count = workers_of(settings, len(os.sched_getaffinity(0)))
-    database = open_store(settings, settings.whole("api_threads"))
-    upgrade_store(database)
-    notifier = Notifier()
-    with stop_signal() as stop:
-        if count > 1:
-            database.close()
-            run_workers(settings, count, notifier, stop)
-        else:
-            _serve(settings, database, notifier, stop)
-            database.close()
+    with on_hangup(lambda: None):  # nothing is to be read again yet
+        database = open_store(settings, settings.whole("api_threads"))
+        upgrade_store(database)
+        notifier = Notifier()
+        with stop_signal() as stop:
+            if count > 1:
+                database.close()
+                run_workers(settings, count, notifier, stop)
+            else:
+                _serve(settings, database, notifier, stop)
+                database.close()
     log.info("manager stopped")
 
 
@@ -62,7 +64,16 @@ def _serve(settings: Settings, database: Database, notifier: Notifier, stop: thr
     watchdog = Watchdog(notifier, server.hanging)
     watchdog.start()
     notifier.ready("serving")
-    wait(stop)
+    with on_hangup(lambda: _read_certificate(server)):
+        wait(stop)
     notifier.stopping("answering open requests")
     server.close()
     watchdog.close()
+
+
+def _read_certificate(server: ManagerServer) -> None:
+    """Read it again; one that cannot be used is logged, and the one before stays."""
+    try:
+        server.renew_certificate()
+    except SettingsError as error:
+        log.error("the certificate stays as it is: %s", error)

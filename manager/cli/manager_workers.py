@@ -229,7 +229,7 @@ def run_workers(settings: Settings, count: int, notifier: Notifier, stop: thread
         for door in doors:
             log.info("%d workers for %s port %d", count, *door.getsockname()[:2])
         try:
-            with _on_hangup(supervisor.renew):
+            with on_hangup(supervisor.renew):
                 while not stop.wait(_LOOK_S):
                     supervisor.look()
             notifier.stopping("answering open requests")
@@ -280,7 +280,8 @@ def _spawn(settings: Settings, number: int, count: int, folder: Path, doors: Seq
 
 
 @contextmanager
-def _on_hangup(act: Callable[[], None]) -> Iterator[None]:
+def on_hangup(act: Callable[[], None]) -> Iterator[None]:
+    """Do that at each SIGHUP while the block runs, which else would end the process."""
     before = signal.signal(signal.SIGHUP, lambda _number, _frame: act())
     try:
         yield

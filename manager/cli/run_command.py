@@ -90,7 +90,8 @@ def run(settings: Settings, simulate_policy: str) -> None:
     url = url_of_manager(settings)
     child = _environment(settings, url)
     notifier = Notifier()
-    with stop_signal() as stop, nullcontext() if scenario else beside_vms(HostPaths(Path(settings.text("root_dir")))):
+    beside = nullcontext() if scenario else beside_vms(HostPaths(Path(settings.text("root_dir"))))
+    with stop_signal(signal.SIGHUP) as stop, beside:
         manager_process = _spawn("manager", child)
         try:
             _wait_for_manager(client_for(settings, "", url), manager_process, stop)

@@ -199,25 +199,37 @@ class Thinning:
         if oldest is None:
             return 0
         rows = cursor.execute(_SELECT_BULK, (max(self._done, oldest[0]), _THINNED_AT_ONCE)).fetchall()
-        groups: dict[_Minute, list[tuple[int, dict[str, Any]]]] = {}
+        groups: dict[_Minute, list[tuple[int, Fields]]] = {}
+        last = 0
         for seq, kind, body in rows:
             fields = json.loads(body)
-            groups.setdefault(_minute(kind, fields), []).append((seq, fields))
-        last = max((minute for _, _, minute in groups), default=0)  # there may be more of it
-        gone = 0
-        for (kind, _, minute), group in groups.items():
-            if minute < last and len(group) > 1:
-                try:
-                    parts = [fields for _, fields in group]
-                    merged = json.dumps(_window(parts) if kind == "window" else _tick(parts), default=_written)
-                except (LookupError, TypeError, ValueError, AttributeError):
-                    continue  # of another version: it stays as it is
-                cursor.execute(_REPLACE, (merged, group[-1][0]))
-                cursor.executemany(_REMOVE, [(seq,) for seq, _ in group[:-1]])
-                gone += len(group) - 1
-        unfinished = [seq for (_, _, minute), group in groups.items() if minute == last for seq, _ in group]
-        self._done = max(self._done, min(unfinished, default=1) - 1)
+            with suppress(LookupError, TypeError, ValueError, OverflowError):  # of another version: it stays as it is
+                key = _minute(kind, fields)
+                groups.setdefault(key, []).append((seq, fields))
+                last = key[2]  # there may be more of it
+        unfinished = {key: group for key, group in groups.items() if key[2] == last}
+        gone = sum(_merged(cursor, key[0], group) for key, group in groups.items() if key not in unfinished)
+        if not gone and len(rows) == _THINNED_AT_ONCE:  # else a minute that has more rows than that holds up all others
+            gone = sum(_merged(cursor, key[0], group) for key, group in unfinished.items())
+            self._done = rows[-1][0]
+        else:
+            first = min((seq for group in unfinished.values() for seq, _ in group), default=1)
+            self._done = max(self._done, first - 1)
         return gone
+
+
+def _merged(cursor: sqlite3.Cursor, kind: str, group: Sequence[tuple[int, Fields]]) -> int:
+    """Put one row in the place of all of a group, and return how many rows are gone. Raises sqlite3.Error."""
+    if len(group) == 1:
+        return 0
+    try:
+        parts = [fields for _, fields in group]
+        merged = json.dumps(_window(parts) if kind == "window" else _tick(parts), default=_written)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return 0  # of another version: it stays as it is
+    cursor.execute(_REPLACE, (merged, group[-1][0]))
+    cursor.executemany(_REMOVE, [(seq,) for seq, _ in group[:-1]])
+    return len(group) - 1
 
 
 def _minute(kind: str, fields: Mapping[str, Any]) -> _Minute:

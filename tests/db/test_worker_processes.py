@@ -159,3 +159,15 @@ def test_a_killed_worker_loses_no_acknowledged_report(new_url: Callable[[str], s
         assert len(stored) <= len(acknowledged) + HOSTS, "at most one of each was stored, but its answer got lost"
         counted = manager.metrics()['equipoise_records_stored_total{kind="decision"}']
         assert counted == pytest.approx(len(stored), abs=HOSTS), "all workers count together, with the one that is gone"
+
+
+def test_sighup_to_all_processes_ends_no_worker_that_has_no_successor(
+    new_url: Callable[[str], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(new_url("postgresql"), tmp_path) as manager:
+        wait_for(lambda: manager.metrics()["equipoise_workers"] == 2)
+        first = manager.workers()
+        for pid in (manager.process.pid, *first):
+            os.kill(pid, signal.SIGHUP)
+        wait_for(lambda: len(manager.workers()) == 2 and not {*first} & {*manager.workers()})
+    assert "ended with status" not in capfd.readouterr().err

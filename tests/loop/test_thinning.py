@@ -114,6 +114,32 @@ def told_before(windows: list[dict[str, Any]]) -> int:
     return round(windows[0]["start_s"] / SLOT_S)
 
 
+def test_a_minute_of_more_rows_than_are_read_at_once_is_merged_too(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at an interval of a second with 60 applications."""
+    monkeypatch.setattr(thinning, "_THINNED_AT_ONCE", 30)
+    numbers = range(12 * 5)
+    names = [f"app{number}" for number in range(3)]
+    for number in numbers:
+        outbox.put([window(number, name) for name in names])
+    windows = found(outbox, ItemKind.WINDOW)
+    assert len(windows) <= 60
+    assert sum(one["requests"] for one in windows) == 4 * len(names) * len(numbers), "no response time is lost"
+
+
+def test_slots_of_a_clock_that_was_ahead_for_a_while_do_not_end_the_merging(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thinning, "_THINNED_AT_ONCE", 30)
+    numbers = [*range(12), *range(100_000, 100_003), *range(12, 12 * 40)]
+    for number in numbers:
+        outbox.put([window(number)])
+    windows = found(outbox, ItemKind.WINDOW)
+    assert len(windows) <= 60
+    assert sum(one["requests"] for one in windows) == 4 * len(numbers), "no response time is lost"
+
+
 def test_the_oldest_are_never_merged_because_they_may_have_been_told(outbox: Outbox) -> None:
     outbox.put([window(number) for number in range(50)])
     before = outbox.peek(4, PLENTY)
@@ -176,6 +202,18 @@ def test_records_and_what_is_not_understood_stay_as_they_are(outbox: Outbox, tmp
     fields = outbox.peek(1000, PLENTY).fields
     assert len(fields[ItemKind.DECISION]) == 28
     assert [json.dumps(one).count("histogram") for one in fields[ItemKind.WINDOW]].count(0) == 1
+
+
+@pytest.mark.parametrize("change", ["json_remove(body, '$.end_s')", "json_set(body, '$.end_s', 'noon')"])
+def test_rows_without_a_time_do_not_keep_others_from_being_written(outbox: Outbox, tmp_path: Path, change: str) -> None:
+    """As after a downgrade, once the outbox is full."""
+    outbox.put([record(0), *(window(number) for number in range(58))])
+    with closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)) as other:
+        other.execute(f"UPDATE waiting SET body = {change} WHERE seq = 7")
+    outbox.put([record(1), *(window(number) for number in range(58, 70))])
+    fields = outbox.peek(1000, PLENTY).fields
+    assert len(fields[ItemKind.DECISION]) == 2
+    assert len(fields[ItemKind.WINDOW]) < 30
 
 
 def test_there_may_be_nothing_to_merge(outbox: Outbox) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -218,6 +222,69 @@ def test_the_manager_and_its_command_line_speak_tls_by_their_settings(
             assert (ended.returncode, words in ended.stderr) == (1, True), ended.stderr
     finally:
         server.close()
+
+
+@contextmanager
+def manager_process(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A manager that serves in one process, and its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "manager.cli", "manager", "--state-dir", str(folder), "--listen-port", str(port)]
+    with (folder.parent / "log").open("wb") as log, subprocess.Popen([*command, *more], stderr=log) as process:
+        try:
+            until(lambda: b"listening on" in (folder.parent / "log").read_bytes())
+            yield process, port
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def until(so: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if so():
+            return
+        time.sleep(0.1)
+    raise AssertionError((so, "does not come"))
+
+
+def certificate_at(port: int) -> str:
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port))).hex()
+
+
+def of_file(pem: Path) -> str:
+    return ssl.PEM_cert_to_DER_cert(pem.read_text()).hex()
+
+
+def test_a_manager_of_one_process_reads_its_certificate_again_at_sighup(
+    ours: Pem, good: Pem, folder: Path, tmp_path: Path
+) -> None:
+    used = Pem(tmp_path / "manager.pem", tmp_path / "manager.key")
+    shutil.copy(good.certificate, used.certificate)
+    shutil.copy(good.key, used.key)
+    newer = certificate(folder, ours, HERE, days=3)
+    files = ["--tls-certificate", str(used.certificate), "--tls-key", str(used.key)]
+    with manager_process(tmp_path / "state", *files) as (process, port):
+        asked = client(port, ours.certificate)
+        assert asked.get("/health")["status"] == "ok"
+        shutil.copy(newer.certificate, used.certificate)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: b"the certificate stays as it is" in (tmp_path / "log").read_bytes())
+        assert certificate_at(port) == of_file(good.certificate), "a key of another one is refused"
+        shutil.copy(newer.key, used.key)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: certificate_at(port) == of_file(newer.certificate))
+        assert asked.get("/health")["status"] == "ok", "the connection that was open stays"
+        asked.close()
+
+
+def test_sighup_does_not_end_a_manager_without_a_certificate(tmp_path: Path) -> None:
+    with manager_process(tmp_path / "state") as (process, port):
+        process.send_signal(signal.SIGHUP)
+        asked = ManagerClient(f"http://127.0.0.1:{port}", "")
+        for _ in range(3):
+            assert asked.get("/health")["status"] == "ok"
+        asked.close()
 
 
 def test_the_end_is_told(serve: Callable[[Pem], int], ours: Pem, good: Pem) -> None:

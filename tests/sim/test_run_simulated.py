@@ -57,7 +57,11 @@ class Service:
             "INTERVAL_S": 0.5,
             "SYNC_S": 0.1,
         }
-        environ = {"PATH": os.environ["PATH"], **{f"EQUIPOISE_{name}": str(one) for name, one in settings.items()}}
+        environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(sources),
+            **{f"EQUIPOISE_{name}": str(one) for name, one in settings.items()},
+        }
         command = [*unprivileged, sys.executable, "-m", "manager.cli", "run", "--simulate", "spike"]
         with (folder / "log").open("a") as log:
             self.process = subprocess.Popen(
@@ -190,6 +194,21 @@ def test_a_stop_while_the_manager_starts_is_a_clean_end(start: Callable[[], Serv
         assert time.monotonic() < deadline, service.log
         time.sleep(0.01)
     assert service.stop() == 0, service.log
+
+
+@pytest.mark.parametrize("whose", ["run", "agent"])
+def test_everything_is_restored_at_sighup(start: Callable[[], Service], whose: str) -> None:
+    """As of a terminal that is closed."""
+    service = start()
+    service.until(lambda client: [one for one in client.items("/decisions", knob="weight") if one["after"] != "100"])
+    agent = next(pid for pid in children(service.process.pid) if b"agent" in command_of(pid))
+    os.kill(service.process.pid if whose == "run" else agent, signal.SIGHUP)
+    assert service.process.wait(60) == (0 if whose == "run" else 1), service.log
+    assert "agent stopped, everything is restored" in service.log, service.log
+
+
+def command_of(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 def children(pid: int) -> list[int]:
