@@ -1,10 +1,10 @@
 """What one report costs the manager and PostgreSQL: a live one, and one with history, each by itself.
 
-    python -m tests.bench.report_cost [--hosts 40] [--vms 20] [--rounds 4] [--json FILE]
+    python -m tests.bench.report_cost [--hosts 40] [--vms 20] [--rounds 8] [--json FILE]
 
 The agents of ``tests.bench.fleet`` tick once a second. In a round each sends five live reports and one with the history
 of twelve ticks, all reports of a kind one after the other. What manager and PostgreSQL use meanwhile is CPU time of
-their processes, from which is taken what they use while nobody reports.
+their processes; of all such times the middle half counts, so that jobs of a minute, which run beside some, do not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import mean
 
 import psycopg
 from rich.console import Console
@@ -32,8 +33,6 @@ INTERVAL_S = 1.0
 LIVE_REPORTS = 5
 TICKS = 12
 """Of a minute, with an interval of five seconds."""
-_IDLE_S = 60.0
-"""All jobs of the manager run once in that time: of a shorter one they are nothing, or far too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,13 @@ class Site:
     url: str
     agents: Sequence[SimulatedAgent]
 
-    def spent(self, act: Callable[[], int]) -> Spent:
-        """What manager and PostgreSQL use while ``act`` sends reports, whose number it returns."""
-        before = usage(self.manager.pid).cpu_s, postgres_cpu_s(self.server), time.monotonic(), self._statements()
+    def cost(self, act: Callable[[], int]) -> ReportCost:
+        """What manager and PostgreSQL use for each of the reports that ``act`` sends, whose number it returns."""
+        before = usage(self.manager.pid).cpu_s, postgres_cpu_s(self.server), self._statements()
         count = act()
-        after = usage(self.manager.pid).cpu_s, postgres_cpu_s(self.server), time.monotonic(), self._statements()
-        manager_s, postgres_s, took_s, statements = (now - then for now, then in zip(after, before, strict=True))
-        return Spent(count, manager_s, postgres_s, took_s, int(statements))
+        after = usage(self.manager.pid).cpu_s, postgres_cpu_s(self.server), self._statements()
+        manager_s, postgres_s, statements = (now - then for now, then in zip(after, before, strict=True))
+        return ReportCost(manager_s / count * 1000, postgres_s / count * 1000, statements / count)
 
     def _statements(self) -> float:
         query = "SELECT sum(calls) FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat_statements%'"
@@ -59,35 +58,6 @@ class Site:
             connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
             row = connection.execute(query).fetchone()
         return float(row[0] or 0) if row else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What some reports, or some time without any, cost, in seconds of CPU time, and statements."""
-
-    reports: int = 0
-    manager_s: float = 0.0
-    postgres_s: float = 0.0
-    took_s: float = 0.0
-    statements: int = 0
-
-    def plus(self, other: Spent) -> Spent:
-        """Both together."""
-        sums = (mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True))
-        return Spent(*sums)
-
-    def report(self, idle: Spent) -> ReportCost:
-        """The cost of one report, without what is spent while nobody reports."""
-        rest_s = self.took_s / idle.took_s
-        return ReportCost(
-            (self.manager_s - idle.manager_s * rest_s) / self.reports * 1000,
-            (self.postgres_s - idle.postgres_s * rest_s) / self.reports * 1000,
-            (self.statements - idle.statements * rest_s) / self.reports,
-        )
-
-
-def _values(spent: Spent) -> tuple[float, ...]:
-    return spent.reports, spent.manager_s, spent.postgres_s, spent.took_s, spent.statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +69,22 @@ class ReportCost:
     statements: float
 
 
+def usual(costs: Sequence[ReportCost]) -> ReportCost:
+    """The means of the middle half: a job of a minute that ran beside some of them counts for nothing."""
+    return ReportCost(*(_midmean([getattr(cost, field.name) for cost in costs]) for field in fields(ReportCost)))
+
+
+def _midmean(values: Sequence[float]) -> float:
+    quarter = len(values) // 4
+    return mean(sorted(values)[quarter : len(values) - quarter])
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Costs of a report of each kind, and of a host and interval of five seconds, as shares of a core while idle."""
+    """Costs of a report of each kind, and of a host and interval of five seconds."""
 
     live: ReportCost
     history: ReportCost
-    idle_manager_share: float
-    idle_postgres_share: float
 
     @property
     def of_interval(self) -> ReportCost:
@@ -115,9 +93,9 @@ class Result:
         return ReportCost(**{name: (LIVE_REPORTS * live[name] + history[name]) / TICKS for name in live})
 
 
-def play(site: Site, rounds: int, idle_s: float) -> Result:
+def play(site: Site, rounds: int) -> Result:
     """Let the agents report; the first round does not count."""
-    kinds = {False: Spent(), True: Spent()}
+    costs: dict[bool, list[ReportCost]] = {False: [], True: []}
 
     def report(*, history: bool) -> int:
         for agent in site.agents:
@@ -132,13 +110,11 @@ def play(site: Site, rounds: int, idle_s: float) -> Result:
                     agent.tick()
                 history = tick == TICKS - 1
                 if history or tick % 2:
-                    spent = site.spent(lambda history=history: report(history=history))  # type: ignore[misc]
+                    cost = site.cost(lambda history=history: report(history=history))  # type: ignore[misc]
                     if number:
-                        kinds[history] = kinds[history].plus(spent)
+                        costs[history].append(cost)
                 time.sleep(max(began_s + INTERVAL_S - time.monotonic(), 0.0))
-    idle = site.spent(lambda: time.sleep(idle_s) or 0)  # type: ignore[func-returns-value]
-    shares = idle.manager_s / idle.took_s, idle.postgres_s / idle.took_s
-    return Result(kinds[False].report(idle), kinds[True].report(idle), *shares)
+    return Result(usual(costs[False]), usual(costs[True]))
 
 
 def run(hosts: int, vms: int, rounds: int) -> Result:
@@ -157,7 +133,7 @@ def run(hosts: int, vms: int, rounds: int) -> Result:
             stack.callback(agent.close)
             agents.append(agent)
             agent.agent.reporter.sync()
-        return play(Site(manager, server, url, agents), rounds, _IDLE_S)
+        return play(Site(manager, server, url, agents), rounds)
 
 
 def show(result: Result) -> None:
@@ -167,8 +143,6 @@ def show(result: Result) -> None:
     for name, cost in rows.items():
         shown = cost or result.of_interval
         table.add_row(name, f"{shown.manager_ms:.2f}", f"{shown.postgres_ms:.2f}", f"{shown.statements:.1f}")
-    shares = f"{result.idle_manager_share:.1%} of a core", f"{result.idle_postgres_share:.1%} of a core"
-    table.add_row("nobody reports (taken away above)", *shares, "")
     Console(width=120).print(table)
 
 
@@ -177,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=40)
     parser.add_argument("--vms", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     with undone_when_told_to_end():
