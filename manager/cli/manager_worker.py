@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     """Serve until SIGTERM. Arguments: number, count, folder, where to write, and the sockets, as file descriptors."""
-    for number_of in (signal.SIGINT, signal.SIGHUP):  # these are for the parent
-        signal.signal(number_of, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGHUP):  # these are for the parent
+        signal.signal(ignored, signal.SIG_IGN)
     number, count, folder, words, *sockets = sys.argv[1:]
     given = json.loads(sys.stdin.readline())
     settings = Settings(given["values"], given["sources"])

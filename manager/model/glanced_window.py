@@ -64,19 +64,19 @@ def glance_at(windows: Collection[Window], percentile: float) -> GlancedWindow:
 
     Raises ValueError without windows, and for a percentile outside (0, 100].
     """
-    last = max(windows, key=lambda window: (window.end_s, window.start_s))
+    in_order = sorted(windows, key=lambda window: (window.end_s, window.start_s))
     requests = [window.requests for window in windows if window.requests is not None]
-    ready = [window for window in windows if window.ready is not None]
+    ready = [window for window in in_order if window.ready is not None]
     if ready:
         samples = 0
-        value_ms = max(ready, key=lambda window: (window.end_s, window.start_s)).percentile_ms(percentile)
+        value_ms = ready[-1].percentile_ms(percentile)
     else:
         samples = sum(window.histogram.count for window in windows)
         value_us = joint_percentile_us([window.histogram for window in windows], percentile)
         value_ms = None if value_us is None else value_us / 1000
     begin_s = min(window.start_s for window in windows)
     total = sum(requests) if requests else None
-    return GlancedWindow(begin_s, last.end_s, samples, total, percentile, value_ms)
+    return GlancedWindow(begin_s, in_order[-1].end_s, samples, total, percentile, value_ms)
 
 
 def pack_glances(glances: Iterable[PlacedGlance]) -> bytes:

@@ -62,7 +62,9 @@ class Service:
             "PYTHONPATH": str(sources),
             **{f"EQUIPOISE_{name}": str(one) for name, one in settings.items()},
         }
-        command = [*unprivileged, sys.executable, "-m", "manager.cli", "run", "--simulate", "spike"]
+        # SIGHUP is ignored where the tests run under `nohup`, and then by what they start, too.
+        served = [*unprivileged, sys.executable, "-m", "manager.cli", "run", "--simulate", "spike"]
+        command = ["env", "--default-signal=HUP", *served]
         with (folder / "log").open("a") as log:
             self.process = subprocess.Popen(
                 [*command, "--simulate-speed", "20"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from manager.control.sla import sla_state
@@ -41,6 +41,11 @@ glances = st.builds(
 )
 
 
+def ready(value_ms: float) -> Window:
+    return Window("shop", 0.0, 0.0, Histogram(), None, Ready(50.0, value_ms))
+
+
+@example([ready(0.0), ready(1.0)], 50.0, 0, 0)  # of the same time
 @given(st.lists(windows, min_size=1, max_size=4), percentiles, st.integers(0, 40), st.integers(0, 40))
 def test_it_is_judged_like_the_windows_merged(
     parts: list[Window], percentile: float, min_samples: int, passed_s: int
