@@ -17,16 +17,9 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext | None:
         if key:
             raise SettingsError("setting tls_key is of no use without tls_certificate")
         return None
-    for name, file in (("tls_certificate", certificate), ("tls_key", key or certificate)):
-        _readable(name, file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # An empty passphrase, so that OpenSSL does not ask for one on the terminal.
-        context.load_cert_chain(certificate, key or None, password=lambda: "")
-    except (ssl.SSLError, ValueError) as error:
-        files = certificate + (f" and tls_key {key}" if key else "")
-        raise SettingsError(f"setting tls_certificate: {files} cannot be used: {_reason(error)}") from error
+    _load(context, certificate, key)
     return context
 
 
@@ -35,8 +28,19 @@ def renew_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
 
     Raises SettingsError naming the file that cannot be used; then all is as it was.
     """
-    server_context(certificate, key)
-    context.load_cert_chain(certificate, key or None, password=lambda: "")
+    server_context(certificate, key)  # tried apart: a context may keep half of what it refuses
+    _load(context, certificate, key)
+
+
+def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    for name, file in (("tls_certificate", certificate), ("tls_key", key or certificate)):
+        _readable(name, file)
+    try:
+        # An empty passphrase, so that OpenSSL does not ask for one on the terminal.
+        context.load_cert_chain(certificate, key or None, password=lambda: "")
+    except (OSError, ValueError) as error:
+        files = certificate + (f" and tls_key {key}" if key else "")
+        raise SettingsError(f"setting tls_certificate: {files} cannot be used: {_reason(error)}") from error
 
 
 def client_context(authorities: str) -> ssl.SSLContext:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from manager.serving.server import HttpServer, Lanes
 from manager.settings import load_settings
 from manager.store.database import Database
 from manager.tls import client_context, server_context
+from tests.ports import reserved_ports
 from tests.security.certificates import Pem, authority, certificate
 
 HERE = "IP:127.0.0.1,DNS:localhost"
@@ -227,17 +228,17 @@ def test_the_manager_and_its_command_line_speak_tls_by_their_settings(
 @contextmanager
 def manager_process(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A manager that serves in one process, and its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "manager.cli", "manager", "--state-dir", str(folder), "--listen-port", str(port)]
-    with (folder.parent / "log").open("wb") as log, subprocess.Popen([*command, *more], stderr=log) as process:
-        try:
-            until(lambda: b"listening on" in (folder.parent / "log").read_bytes())
-            yield process, port
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    log = folder.parent / "log"
+    with ExitStack() as stack:
+        [port] = stack.enter_context(reserved_ports(1))
+        served = ["manager", "--state-dir", str(folder), "--listen-port", str(port), *more]
+        errors = stack.enter_context(log.open("wb"))
+        process = stack.enter_context(subprocess.Popen([sys.executable, "-m", "manager.cli", *served], stderr=errors))
+        stack.callback(process.kill)
+        until(lambda: b"listening on" in log.read_bytes())
+        yield process, port
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def until(so: Callable[[], bool]) -> None:
