@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
 from http import HTTPStatus
 
 from flask import Response, g, request
@@ -16,19 +13,19 @@ from sqlalchemy.orm import Session
 from werkzeug.http import parse_etags
 
 from manager.api.acceptance import Accepted, read_report
+from manager.api.agent_headers import clock_ahead_s, has_taps, headers_to_agent, refuse_other_protocols, who_sent
 from manager.api.assignments import Assignments, ReportingHost
 from manager.api.auth import REPORT_OF_HOST, VIEWER_OR_OWN_HOST, prove_within, proving
-from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer, json_body
+from manager.api.live_lane import REPORT_PATH, TRIED, Tried
 from manager.api.live_reports import LiveReports
 from manager.api.manager_metrics import Metrics
 from manager.api.queries import AssignmentConditions, NamePath
-from manager.api.validation import shown
+from manager.api.report_ends import latest_ends
 from manager.control.claim_rules import Foul, RegisteredVm
-from manager.control.dating import dated, latest_end
-from manager.control.tenure_rules import Who
-from manager.errors import Conflict, ProtocolRefused
+from manager.control.dating import dated
+from manager.errors import Conflict
 from manager.model.fields import adapter_of, fields_of, json_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.packed_records import moment_of
@@ -36,16 +33,6 @@ from manager.model.packed_ticks import TickPack
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.registration import HostSpec
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
-from manager.protocol.headers import (
-    AHEAD_HEADER,
-    BOOT_HEADER,
-    CLOCK_HEADER,
-    INSTANCE_HEADER,
-    PROTOCOL,
-    PROTOCOL_HEADER,
-    REVISION_HEADER,
-    TAPS_HEADER,
-)
 from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
@@ -60,7 +47,6 @@ from manager.store.hosts import (
     reporting_host,
     shares_on,
 )
-from manager.store.manager_clock import manager_behind_s
 from manager.store.models import HostRow
 from manager.store.proposals import take_reports
 from manager.store.registrations import get
@@ -72,21 +58,18 @@ from manager.store.vm_claims import RefusedVm, Reported, TakenStatuses, take_sta
 from manager.store.vm_shares import older_shares
 from manager.store.windows import replace_windows
 
-_MOST_AHEAD_S = 1e10
-_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
-
 Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datetime, datetime]]
 """The effective dates of reported items, by the claimed dates."""
 
 
-def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
+def agents_api(context: ManagerContext, metrics: Metrics, live: LiveReports) -> RouteGroup:
     """The routes that agents use."""
     api = RouteGroup("agents", "Reports of agents, and their assignments.")
-    database, assignments = context.database, Assignments(context)
-    reports = _Reports(context, metrics, assignments)
+    database, assignments = context.database, live.assignments
+    reports = _Reports(context, metrics, live)
 
     @api.at(
-        "POST /hosts/<name>/report",
+        f"POST {REPORT_PATH}",
         REPORT_OF_HOST,
         ReportOut,
         content={"application/json": api.reference(ReportIn)},
@@ -99,8 +82,8 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
         Unknown fields are ignored.
         """
         with proving(context):
-            _refuse_other_protocols()
-            return reports.take(path.name, json_body())
+            refuse_other_protocols(request.headers)
+            return reports.take(path.name)
 
     @api.at("GET /hosts/<name>/assignment", VIEWER_OR_OWN_HOST, AssignmentOut, 200, 304)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
@@ -119,14 +102,14 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
 
         Raises Conflict for an agent that does not serve the host.
         """
-        _refuse_other_protocols()
+        refuse_other_protocols(request.headers)
         with database.reading() as session:
-            agent = _who()
+            agent = who_sent(request.headers)
             if agent is not None:
                 why = refusal(get(session, HostRow, name), agent, context.now(), context.silent)
                 if why:
                     raise Conflict(why)
-            body, revision = read(session, name, _has_taps())
+            body, revision = read(session, name, has_taps(request.headers))
         response = answer(body)
         etag = hashlib.sha256(response.get_data()).hexdigest()
         if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
@@ -140,18 +123,22 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
 class _Reports:
     """Takes reports within a request. Thread-safe."""
 
-    def __init__(self, context: ManagerContext, metrics: Metrics, assignments: Assignments) -> None:
-        self._context, self._metrics, self._assignments = context, metrics, assignments
-        self._cadences = Cadences(context)
-        self._live = LiveReports(context, assignments, self._cadences)
+    def __init__(self, context: ManagerContext, metrics: Metrics, live: LiveReports) -> None:
+        self._context, self._metrics, self._live = context, metrics, live
+        self._assignments, self._cadences = live.assignments, live.cadences
 
-    def take(self, host: str, content: bytes) -> Response:
+    def take(self, host: str) -> Response:
         """Store a host's report. Raises Conflict for an agent that does not serve the host, and as ``prove``."""
-        context, now = self._context, self._context.now()
-        accepted = read_report(host, content, _latest(context, host))
-        live = self._live.take(host, accepted, _who(), _has_taps(), _clock_ahead_s(), now, g.unproven)
+        context, now, headers = self._context, self._context.now(), request.headers
+        tried: Tried | None = request.environ.get(TRIED)
+        live = None
+        if tried is not None:
+            accepted = tried.result()
+        else:
+            ahead_s = clock_ahead_s(headers)
+            accepted = read_report(host, json_body(), latest_ends(context, host, ahead_s))
+            live = self._live.take(host, accepted, who_sent(headers), has_taps(headers), ahead_s, now, g.unproven)
         stored, revision, refused_vms = (*live, ()) if live is not None else self._take_all(host, accepted, now)
-        stored.packed = stored.packed_ticks = True
         _count(self._metrics, accepted, stored, refused_vms)
         return _to_agent(answer(stored), context, revision)
 
@@ -163,11 +150,11 @@ class _Reports:
         with database.writing() as session:
             prove_within(session, context)
             host = reporting_host(session, HostSpec(name), now)
-            rival = note_agent(session, host, _who(), now, context.silent)
+            rival = note_agent(session, host, who_sent(request.headers), now, context.silent)
             taken = None if rival else _take(session, context, assignments, host, accepted, now)
             slots, cadence = None, self._cadences.of(session, host, now)
             if taken is not None and taken.reporter.registered is not None and accepted.body.wants_slots:
-                slots = assignments.slots(session, name, _has_taps(), taken.reporter, taken.measured)
+                slots = assignments.slots(session, name, has_taps(request.headers), taken.reporter, taken.measured)
         if taken is None:
             self._metrics.agent_refused()
             raise Conflict(rival)
@@ -178,47 +165,13 @@ class _Reports:
                 take_reports(session, name, accepted.body.migrations, now)
         if slots is None and accepted.body.wants_slots:  # of one state of the database, as it is made anew
             with database.reading() as session:
-                slots = assignments.slots(session, name, _has_taps())
+                slots = assignments.slots(session, name, has_taps(request.headers))
         stored.slots, revision = slots or (None, None)
         return stored, revision, taken.refused_vms
 
 
-def _refuse_other_protocols() -> None:
-    """Raises ProtocolRefused for an agent of another protocol; requests without the header are accepted."""
-    spoken = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
-    if spoken != str(PROTOCOL):
-        raise ProtocolRefused(
-            f"{PROTOCOL_HEADER} {shown(spoken)} is refused; allowed: {PROTOCOL}; install the same version of Equipoise"
-            " on the manager and this host"
-        )
-
-
-def _has_taps() -> bool:
-    """Whether the agent that sent the request can have sources of type tap."""
-    return TAPS_HEADER in request.headers
-
-
-def _who() -> Who | None:
-    """The agent that sent the request; None: it was not an agent."""
-    instance, boot = request.headers.get(INSTANCE_HEADER, ""), request.headers.get(BOOT_HEADER, "")
-    return Who(instance, boot) if _ID.fullmatch(instance) and _ID.fullmatch(boot) else None
-
-
-def _clock_ahead_s() -> float | None:
-    """By how many seconds the agent measured its clock ahead of the manager's; None: unknown."""
-    try:
-        ahead_s = float(request.headers.get(AHEAD_HEADER, "nan"))
-    except ValueError:
-        return None
-    return ahead_s if math.isfinite(ahead_s) and abs(ahead_s) < _MOST_AHEAD_S else None
-
-
 def _to_agent(response: Response, context: ManagerContext, revision: int | None) -> Response:
-    """An answer to an agent, with the protocol, the time, and the revision of the assignment."""
-    response.headers[PROTOCOL_HEADER] = str(PROTOCOL)
-    response.headers[CLOCK_HEADER] = f"{context.clock():.6f}"
-    if revision is not None:
-        response.headers[REVISION_HEADER] = str(revision)
+    response.headers.extend(headers_to_agent(context, revision))
     return response
 
 
@@ -229,19 +182,6 @@ def _count(metrics: Metrics, accepted: Accepted, stored: ReportOut, refused_vms:
     metrics.windows_taken("stored", stored.stored_windows)
     metrics.windows_taken("future", accepted.future)
     metrics.windows_taken("unknown", len(accepted.body.windows) - stored.stored_windows)
-
-
-def _latest(context: ManagerContext, host: str) -> Callable[[datetime], datetime]:
-    """The latest end of a window of a host, see ``latest_end``; only ends in the future query the database."""
-    now, ahead_s, skew = context.now(), _clock_ahead_s(), timedelta(seconds=context.skew_s)
-
-    @cache
-    def ahead() -> datetime:
-        with context.database.reading() as session:
-            behind_s = manager_behind_s(session, host, ahead_s, context.boot(), now.timestamp(), context.skew_s)
-        return latest_end(now, ahead_s, behind_s, skew)
-
-    return lambda end: now + skew if end <= now + skew else ahead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +202,7 @@ def _take(
 ) -> _Taken:
     """Store a report."""
     body = accepted.body
-    name, ahead_s, skew = row.name, _clock_ahead_s(), timedelta(seconds=context.skew_s)
+    name, ahead_s, skew = row.name, clock_ahead_s(request.headers), timedelta(seconds=context.skew_s)
     registered = assignments.reporter(session, name)
     shares, missing, refused_vms = _take_statuses(session, context, row, accepted, now, registered.vms)
     missing = missing or (row.last_seen_at is None and body.capabilities is None)  # it was forgotten meanwhile
@@ -310,6 +250,8 @@ def _take(
         stored_ticks=store_ticks(session, name, *_tick_bodies(ticks, date), as_they_came),
         stored_windows=taken,
         vms_missing=missing,
+        packed=True,
+        packed_ticks=True,
     )
     return _Taken(stored, refused_vms, registered, measured)
 

@@ -11,13 +11,17 @@ from manager.api.access_routes import audit_api, joining_api, tokens_api, users_
 from manager.api.admission_routes import admission_api
 from manager.api.agent_routes import agents_api
 from manager.api.application_routes import applications_api
+from manager.api.assignments import Assignments
 from manager.api.auth import install_auth
+from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.api.docs import docs_pages
 from manager.api.fleet_routes import fleet_api
 from manager.api.history_routes import evidence_api, history_api
 from manager.api.host_routes import hosts_api, reported_api
 from manager.api.interference_routes import interference_api
+from manager.api.live_lane import LiveLane
+from manager.api.live_reports import LiveReports
 from manager.api.manager_metrics import Metrics
 from manager.api.preview_routes import preview_api
 from manager.api.problem_details import install_errors
@@ -66,8 +70,9 @@ def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenA
     install_errors(app)
     install_auth(app, context)
     app.after_request(_harden)
+    live = LiveReports(context, Assignments(context), Cadences(context))
     kinds = [
-        agents_api(context, metrics),
+        agents_api(context, metrics, live),
         *(
             routes_of(context)
             for routes_of in (
@@ -81,7 +86,7 @@ def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenA
         app.register_api(routes.blueprint)
     app.register_blueprint(docs_pages(app, {shape for routes in kinds for shape in routes.shapes}))
     app.register_blueprint(service_pages(context, metrics))
-    app.wsgi_app = with_request_ids(app.wsgi_app)  # type: ignore[method-assign]
+    app.wsgi_app = with_request_ids(LiveLane(context, metrics, live, _hardening, app.wsgi_app))  # type: ignore[method-assign]
     return app
 
 
@@ -91,7 +96,12 @@ def _harden(response: Response) -> Response:
     A browser may render no answer of the API: pages have their own policies.
     """
     given = {name.lower() for name, _ in response.headers}
-    response.headers.extend([(name, value) for name, value in _HEADERS.items() if name.lower() not in given])
-    if request.is_secure:
-        response.headers["Strict-Transport-Security"] = _HSTS
+    response.headers.extend(
+        [(name, value) for name, value in _hardening(request.is_secure) if name.lower() not in given]
+    )
     return response
+
+
+def _hardening(secure: bool) -> list[tuple[str, str]]:
+    """The headers of every answer; ``secure``: it is sent by https."""
+    return [*_HEADERS.items(), *([("Strict-Transport-Security", _HSTS)] if secure else [])]

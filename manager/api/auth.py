@@ -27,7 +27,7 @@ from werkzeug.exceptions import Forbidden, RequestEntityTooLarge, Unauthorized
 from manager.api.context import ManagerContext
 from manager.errors import TooManyRequests
 from manager.rate_limit import network
-from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES, OPEN_BODY_BYTES, Exchange
+from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES, OPEN_BODY_BYTES, Environ, Exchange
 from manager.store import audit
 from manager.store.models import Json
 from manager.store.registrations import Row
@@ -139,6 +139,26 @@ def cookie_arguments(context: ManagerContext) -> dict[str, Any]:
     secure = context.secure_cookies or request.is_secure
     name = f"__Host-{COOKIE}" if secure else COOKIE
     return {"key": name, "path": "/", "secure": secure, "httponly": True, "samesite": "Lax"}
+
+
+def recognised_reporter(context: ManagerContext, environ: Environ, host: str) -> str | None:
+    """The hash of a request's secret, where its token could report for a host a moment ago, and is within its rate.
+
+    It counts then, and is known to the check of ``install_auth``, which does not count it again. None: nothing was
+    counted or noted. Whether the token is still valid is for who asks to prove.
+    """
+    kind, _, secret = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
+    if kind != "Bearer":
+        return None
+    secret_hash = hash_secret(secret)
+    principal = context.tokens.of(secret_hash, context.now())
+    if principal is None or not (principal.role is Role.ADMIN or principal.host == host):  # as REPORT_OF_HOST says
+        return None
+    if context.requests.ask((principal.kind, principal.name)):
+        return None
+    exchange: Exchange = environ[EXCHANGE]
+    exchange.kept, exchange.trusted = _Signed(principal, unproven=secret_hash), True
+    return secret_hash
 
 
 def session_secret(context: ManagerContext) -> str | None:

@@ -29,7 +29,7 @@ class LiveReports:
     """Takes the live reports that can be taken so. Thread-safe."""
 
     def __init__(self, context: ManagerContext, assignments: Assignments, cadences: Cadences) -> None:
-        self._context, self._assignments, self._cadences = context, assignments, cadences
+        self._context, self.assignments, self.cadences = context, assignments, cadences
 
     def take(
         self,
@@ -47,7 +47,7 @@ class LiveReports:
         ``store_live``. Raises DatabaseUnavailable.
         """
         body, context = accepted.body, self._context
-        cadence, settled = self._cadences.known(), self._assignments.settled(host, taps)
+        cadence, settled = self.cadences.known(), self.assignments.settled(host, taps)
         if cadence is None or settled is None or body.tick is None or not _is_live(accepted):
             return None
         if abs(ahead_s or 0.0) > context.clock_bound_s:
@@ -83,6 +83,8 @@ class LiveReports:
             slots=settled.slots,
             migrations=list(settled.orders),
             cadence=cadence,
+            packed=True,
+            packed_ticks=True,
         )
         return answer, settled.revision
 

@@ -133,11 +133,12 @@ class Metrics:
         )
         for name in (*LISTS, *PARTS):
             self._refused.labels(name)
-        self.records_stored(0, 0, 0)
+        for kind in ("decision", "event", "tick"):
+            self._records.labels(kind)
         for why in Foul:
             self._claims.labels(why)
         for result in ("stored", "unknown", "future"):
-            self.windows_taken(result, 0)
+            self._windows.labels(result)
 
     def text(self) -> bytes:
         """The metrics page."""
@@ -155,13 +156,14 @@ class Metrics:
 
     def records_stored(self, decisions: int, events: int, ticks: int) -> None:
         """Count stored records."""
-        self._records.labels("decision").inc(decisions)
-        self._records.labels("event").inc(events)
-        self._records.labels("tick").inc(ticks)
+        for kind, count in (("decision", decisions), ("event", events), ("tick", ticks)):
+            if count:
+                self._records.labels(kind).inc(count)
 
     def windows_taken(self, result: str, count: int) -> None:
         """Count reported windows: stored, unknown (of an application without a VM or source there), or future."""
-        self._windows.labels(result).inc(count)
+        if count:
+            self._windows.labels(result).inc(count)
 
     def follow_jobs(self, ages_s: Callable[[], Mapping[str, float]]) -> None:
         """Ask from now on how long ago each job began: not the dates in the database, as clocks are set."""
@@ -187,6 +189,13 @@ class Metrics:
         if end.result is JobResult.DONE:
             self._job_seconds.labels(end.job).observe(end.took_s)
 
+    def answered(self, method: str, route: str, status: int, took_s: float) -> None:
+        """Count a request and how long it took, by route as it is registered."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._durations.labels(method, route).observe(took_s)
+        if status >= 400:
+            self._errors.labels(HTTPStatus(status).phrase.lower().replace(" ", "_")).inc()
+
     def install(self, app: Flask) -> None:
         """Count and time every request."""
 
@@ -197,10 +206,7 @@ class Metrics:
         def finished(response: Response) -> Response:
             method = request.method if request.method in _METHODS else "other"
             route = request.url_rule.rule if request.url_rule else "none"
-            self._requests.labels(method, route, str(response.status_code)).inc()
-            self._durations.labels(method, route).observe(time.perf_counter() - request.environ[_STARTED])
-            if response.status_code >= 400:
-                self._errors.labels(HTTPStatus(response.status_code).phrase.lower().replace(" ", "_")).inc()
+            self.answered(method, route, response.status_code, time.perf_counter() - request.environ[_STARTED])
             return response
 
         app.before_request(started)

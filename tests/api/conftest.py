@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from manager.api.context import ManagerContext
 from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
+from manager.serving.exchange import EXCHANGE, Exchange
 from manager.store.database import Database
 from manager.store.error_budgets import ErrorBudgets
 from manager.store.silent_hosts import SilenceWatch
@@ -76,6 +78,8 @@ class Api:
     secrets: dict[str, str] = field(default_factory=dict)
     budgets: ErrorBudgets = field(default_factory=ErrorBudgets)
     silence: SilenceWatch = field(init=False)
+    served: bool = False
+    """Called as a server calls it for a sender that it knows, with JSON as an agent writes it."""
 
     def __post_init__(self) -> None:
         self.begin_to_listen()
@@ -96,7 +100,9 @@ class Api:
                 )
                 self.secrets[name] = made[1]
 
-    def call(self, method: str, path: str, body: Any = None, role: str = "admin", **headers: str) -> TestResponse:
+    def call(
+        self, method: str, path: str, body: Any = None, role: str = "admin", *, scheme: str = "http", **headers: str
+    ) -> TestResponse:
         """``path`` is below /api/v1 unless it starts with two slashes; ``role`` may be empty: no token.
 
         Headers are given in Python's spelling: ``If_Match``.
@@ -105,7 +111,15 @@ class Api:
         if role:
             given.setdefault("Authorization", f"Bearer {self.secrets[role]}")
         url = path[1:] if path.startswith("//") else f"/api/v1{path}"
-        return self.app.test_client().open(url, method=method, json=body, headers=given, buffered=True)
+        client = self.app.test_client()
+        base = f"{scheme}://localhost"
+        if not self.served:
+            return client.open(url, base, method=method, json=body, headers=given, buffered=True)
+        sent = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        if sent is not None:
+            given.setdefault("Content-Type", "application/json")
+        environ = {EXCHANGE: Exchange(undecided=False, trusted=True)}
+        return client.open(url, base, method=method, data=sent, headers=given, environ_overrides=environ, buffered=True)
 
     def ok(self, method: str, path: str, body: Any = None, role: str = "admin", **headers: str) -> Any:
         """The JSON of an answer that must be a success."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.model.glanced_window import PlacedGlance
 from manager.model.histogram import Histogram
+from manager.rate_limit import RateLimit
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.live_plane import live_glances
@@ -28,13 +30,20 @@ from tests.statements import counted
 AGENT = {"Equipoise_Instance": "agent-1", "Equipoise_Boot": "boot-1"}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[(kind, served) for kind in KINDS for served in (False, True)], ids=str)
 def fleet(request: pytest.FixtureRequest, migrated: Callable[[str], Database]) -> Api:
     """A fleet that is not small, with a host that serves ``shop`` alone and has reported all."""
-    clock, database = Clock(), migrated(request.param)
-    policies = {PRIORITY.name: InstalledPolicy(PRIORITY, "equipoise")}
+    kind, served = request.param
+    return make_fleet(migrated(kind), served=served)
+
+
+def make_fleet(database: Database, *, served: bool, requests: RateLimit | None = None) -> Api:
+    """``served``: live reports are answered past the web framework."""
+    clock, policies = Clock(), {PRIORITY.name: InstalledPolicy(PRIORITY, "equipoise")}
     context = ManagerContext(database, policies, stale_s=30, min_samples=1, small_fleet=0, clock=clock)
-    api = Api(create_app(context), database, clock)
+    if requests is not None:
+        context = replace(context, requests=requests)
+    api = Api(create_app(context), database, clock, served=served)
     api.make_tokens()
     api.ok("PUT", f"/hosts/{HOST}", {})
     api.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
@@ -166,7 +175,7 @@ _AS_BEFORE = """
 """
 
 
-@pytest.mark.parametrize("fleet", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("fleet", [("postgresql", False), ("postgresql", True)], indirect=True)
 def test_a_live_report_waits_for_no_disk_and_all_else_does(fleet: Api) -> None:
     database = fleet.database
     name = str(database.url.database)
