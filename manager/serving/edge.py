@@ -17,12 +17,16 @@ from typing import Any
 
 from manager.serving.door import Guests
 from manager.serving.exchange import MAX_BODY_BYTES, Environ, Exchange, Lane, WsgiApp
+from manager.serving.http_protocol import UNSENT_BYTES
 from manager.serving.pool import Pool
 from manager.serving.wsgi import PIECE_BYTES, Scope, WsgiAnswer, environ_of, run
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 LaneOf = Callable[[str], Lane]
+
+SMALL_BYTES = 16 * 1024
+"""With any head below the 64 KiB from which on asyncio lets a sender wait (``set_write_buffer_limits``)."""
 
 log = logging.getLogger(__name__)
 
@@ -236,15 +240,27 @@ class _ServedRequest:
 
     async def _deliver(self, answer: WsgiAnswer, *, end: bool = True) -> None:
         try:
-            async with asyncio.timeout(self._limits.answer_s):
-                await self._send(_start(answer))
-                for whole in answer.pieces:
-                    for begin in range(0, len(whole), PIECE_BYTES):
-                        await self._send(_part(whole[begin : begin + PIECE_BYTES], more=True))
-                if end:
-                    await self._send(_part(b""))
+            if self._is_small(answer):  # then nothing waits for who reads it, and a timer would cost as much as sending
+                await self._send_whole(answer, end=end)
+            else:
+                await self._within(self._send_whole(answer, end=end))
         finally:
             answer.close()
+
+    def _is_small(self, answer: WsgiAnswer) -> bool:
+        """Whether an answer goes into the connection's buffer whole, below where that makes senders wait."""
+        unsent_bytes = self._scope.get("state", {}).get(UNSENT_BYTES)
+        if unsent_bytes is None or not isinstance(answer.pieces, list | tuple):
+            return False
+        return unsent_bytes() == 0 and sum(map(len, answer.pieces)) <= SMALL_BYTES
+
+    async def _send_whole(self, answer: WsgiAnswer, *, end: bool) -> None:
+        await self._send(_start(answer))
+        for whole in answer.pieces:
+            for begin in range(0, len(whole), PIECE_BYTES):
+                await self._send(_part(whole[begin : begin + PIECE_BYTES], more=True))
+        if end:
+            await self._send(_part(b""))
 
     async def _refuse(self, answer: WsgiAnswer) -> None:
         """Answer without the body, of which a little is passed over."""

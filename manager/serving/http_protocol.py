@@ -6,6 +6,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+UNSENT_BYTES = "equipoise.unsent-bytes"
+"""Key of the state in a request's scope: how many bytes of earlier answers wait to be sent, when called."""
+
 HEAD_BYTES = 32 * 1024
 """Of a request's head, and of what comes between and after the parts of a body."""
 
@@ -35,6 +38,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             raise ValueError("a request before the answer to another one")
         super().on_message_begin()
+        self.scope["state"][UNSENT_BYTES] = self.transport.get_write_buffer_size
 
     def on_headers_complete(self) -> None:
         """Begin to answer. Raises ValueError for a head that is refused."""
