@@ -65,10 +65,14 @@ class ApplicationGlance:
 
     def place(self, sort: str) -> tuple[float | str, ...]:
         """Its sort key; unknown values are last."""
+        name = self.application.name
+        if sort == "name":
+            return (name,)
+        if sort == "rate":
+            rate = self.rate_rps
+            return (1.0 if rate is None else -rate, name)
         used = self.measured_ms / self.sla.response_time_ms if self.measured_ms is not None and self.sla else -1.0
-        rate = -1.0 if self.rate_rps is None else self.rate_rps
-        by = {"worst": (WORST_FIRST.index(self.state), -used), "name": (), "used": (-used,), "rate": (-rate,)}
-        return (*by[sort], self.application.name)
+        return (-used, name) if sort == "used" else (WORST_FIRST.index(self.state), -used, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class FleetOverview:
         self._last: Overview | None = None
         self._renewing = False
         self._places: Places | None = None
+        self._registered: tuple[int, Sequence[GlancedApplication]] | None = None
 
     def of(self, session: Session) -> Overview:
         """The state of all, at most one and a half intervals old."""
@@ -150,10 +155,17 @@ class FleetOverview:
 
     def _read(self, session: Session, revision: int) -> Overview:
         hosts = read_glances(session, self._context.slot_s)
-        return Overview(self._steady(), revision, tuple(hosts), self._look(session))
+        return Overview(self._steady(), revision, tuple(hosts), self._look(session, revision))
 
-    def _look(self, session: Session) -> tuple[ApplicationGlance, ...]:
-        context, applications = self._context, list_applications(session)
+    def _applications(self, session: Session, revision: int) -> Sequence[GlancedApplication]:
+        """All applications, which are read again once anything was registered."""
+        known = self._registered
+        if known is None or known[0] != revision:
+            self._registered = known = revision, list_applications(session)
+        return known[1]
+
+    def _look(self, session: Session, revision: int) -> tuple[ApplicationGlance, ...]:
+        context, applications = self._context, self._applications(session, revision)
         percentiles = {application.number: watched_percentile(application.sla) for application in applications}
         latest = latest_glances(session, percentiles, context.slot_length, context.latest)
         glances = []

@@ -301,16 +301,18 @@ def _windows(
     Slots of an SLA with another percentile than the present one are left out until they are rolled up.
     """
     windows, now, percentile = dict(rolled.windows), context.now(), watched_percentile(glance.sla)
+    judged: list[tuple[float, bool]] = []  # how old each slot is, and whether it violated the SLA
     for start, slot in slots.items():
         if slot.value_ms is None or not slot.has_samples(context.min_samples):
             continue
         sla = past.sla_of(glance.application.name, glance.sla, start)
         if sla is None or sla.percentile != percentile:
             continue
-        judged = Judged(1, int(slot.value_ms > sla.response_time_ms))
-        for length_s in WINDOWS_S if rolled.until is None or start >= rolled.until else ():
-            if (now - start).total_seconds() <= length_s:
-                windows[length_s] += judged
+        if rolled.until is None or start >= rolled.until:
+            judged.append(((now - start).total_seconds(), slot.value_ms > sla.response_time_ms))
+    for length_s in WINDOWS_S:
+        within = [violated for age_s, violated in judged if age_s <= length_s]
+        windows[length_s] += Judged(len(within), sum(within))
     return windows
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
-from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -33,6 +32,7 @@ from manager.store.agent_tenure import replace_agent, rival_of
 from manager.store.hosts import (
     ListedHost,
     adopt_host,
+    capabilities_by_digest,
     get_findings,
     get_services,
     is_reporting,
@@ -51,8 +51,9 @@ _DOMAIN = TypeAdapter(tuple[Text, Text])
 _SERVICE: TypeAdapter[tuple[str, int]] = TypeAdapter(tuple[Text, int])
 """Cursors of services by UUID of the domain and port."""
 _MOST_DOMAINS = 5000
+_MOST_CAPABILITIES = 1024  # of some kilobytes each
 _REPORTED = {"tick", "capabilities"}
-_COLUMNS = [field.name for field in fields(HostOut) if field.name not in {*_REPORTED, "rival_instance"}]
+_COLUMNS = [*(field.name for field in fields(HostOut) if field.name not in _REPORTED), "rival_at"]
 
 
 class ServicesPage(Page[ServiceOut]):
@@ -70,34 +71,50 @@ class HostCapabilities(Schema):
     capabilities: Capabilities | None
 
 
-def _registered(row: HostRow, now: datetime) -> HostOut:
-    """A host without its last tick and capabilities."""
-    columns = {name: getattr(row, name) for name in _COLUMNS}
-    return HostOut(**columns, rival_instance=rival_of(row, now))
+def _registered(columns: Mapping[str, Any], now: datetime) -> HostOut:
+    """A host without its last tick and capabilities, from ``_COLUMNS``."""
+    shown = {**columns}
+    shown["rival_instance"] = rival_of(shown["rival_instance"], shown.pop("rival_at"), now)
+    return HostOut(**shown)
 
 
-def _host_json(host: ListedHost, now: datetime) -> bytes:
-    """A HostOut as JSON. Many hosts have the same capabilities, which are long: these are read and written once."""
-    registered = adapter_of(HostOut).dump_json(_registered(host.row, now), by_alias=True, exclude=_REPORTED)
+def _host_json(host: ListedHost, capabilities: Mapping[str, bytes], now: datetime) -> bytes:
+    """A HostOut as JSON, from ``_COLUMNS``; ``capabilities`` are JSON by digest."""
+    registered = adapter_of(HostOut).dump_json(_registered(host.columns, now), by_alias=True, exclude=_REPORTED)
     tick = b"null" if host.tick is None else json_of(TickStatus.model_validate_json(host.tick))
-    capabilities = b"null" if host.capabilities is None else _capabilities_json(host.capabilities)
-    return b'%b,"tick":%b,"capabilities":%b}' % (registered[:-1], tick, capabilities)
+    of_host = b"null" if host.digest is None else capabilities[host.digest]
+    return b'%b,"tick":%b,"capabilities":%b}' % (registered[:-1], tick, of_host)
 
 
-@lru_cache(maxsize=1024)
-def _capabilities_json(stored: str) -> bytes:
-    return json_of(adapter_of(Capabilities).validate_json(stored))
+class _KnownCapabilities:
+    """Capabilities as JSON by their digests: few hosts have others, so they are read and written once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[str, bytes] = {}
+
+    def of(self, session: Session, hosts: Iterable[ListedHost]) -> Mapping[str, bytes]:
+        """At least those of these hosts, which were listed in the same transaction."""
+        known = self._known
+        unknown = {host.digest: host.columns["name"] for host in hosts if host.digest and host.digest not in known}
+        if unknown:
+            read = capabilities_by_digest(session, unknown.values())
+            shown = {digest: json_of(adapter_of(Capabilities).validate_json(text)) for digest, text in read.items()}
+            known = {**known, **shown}
+            # What agents reported before is forgotten with all else.
+            self._known = known if len(known) <= _MOST_CAPABILITIES else shown
+        return known
 
 
 def hosts_api(context: ManagerContext) -> RouteGroup:
     """The routes of hosts."""
     api = RouteGroup("hosts", "KVM machines, each with one agent.")
-    database = context.database
+    database, known = context.database, _KnownCapabilities()
 
     def host_out(row: HostRow) -> HostOut:
         capabilities = None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities)
         tick = None if row.tick is None else TickStatus.model_validate(row.tick)
-        return replace(_registered(row, context.now()), tick=tick, capabilities=capabilities)
+        columns = {name: getattr(row, name) for name in _COLUMNS}
+        return replace(_registered(columns, context.now()), tick=tick, capabilities=capabilities)
 
     def answered(row: HostRow, created: bool = False) -> Response:
         return answer(host_out(row), 201 if created else 200, row.etag)
@@ -107,9 +124,10 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
         """All hosts by name."""
         after, wanted = read_cursor(query, NAME), if_asked(is_reporting(), query.reporting)
         with database.reading() as session:
-            hosts = list_hosts(session, after, query.limit + 1, query.search, wanted)
-        following, now = next_cursor(query, hosts, lambda host: host.row.name), context.now()
-        items = b",".join(_host_json(host, now) for host in hosts[: query.limit])
+            hosts = list_hosts(session, _COLUMNS, after, query.limit + 1, query.search, wanted)
+            capabilities = known.of(session, hosts)
+        following, now = next_cursor(query, hosts, lambda host: host.columns["name"]), context.now()
+        items = b",".join(_host_json(host, capabilities, now) for host in hosts[: query.limit])
         return answer(b'{"items":[%b],"next":%b}' % (items, to_json(following)))
 
     @api.at("GET /hosts/<name>", VIEWER_OR_OWN_HOST, HostOut)

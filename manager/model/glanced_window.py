@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from manager.model.histogram import joint_percentile_us
@@ -19,8 +18,7 @@ from manager.model.window import Window, rate_rps
 _PACKED = struct.Struct(">QqddQddd")
 
 
-@dataclass(frozen=True, slots=True)
-class GlancedWindow:
+class GlancedWindow(NamedTuple):
     """An application's latest window, see ``manager.store.windows``, with one ``percentile``.
 
     ``value_ms`` None: the percentile is not known; ``samples`` 0: a source measured it itself, or there are none.

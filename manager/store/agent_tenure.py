@@ -72,12 +72,13 @@ def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, 
     return reason if verdict is ReportOrigin.RIVAL else ""
 
 
-def rival_of(host: HostRow, now: datetime) -> str | None:
+def rival_of(instance: str | None, at: datetime | None, now: datetime) -> str | None:
     """The id of a second agent that was refused in the last minutes, None where there is none.
 
-    While it reports, an event follows at least every ``_AGAIN``: without one for longer it has stopped.
+    From a host's row: the id of the last one, and the time of the last event about it. While it reports, an event
+    follows at least every ``_AGAIN``: without one for longer it has stopped.
     """
-    return host.rival_instance if host.rival_at is not None and abs(now - host.rival_at) <= _SHOWN else None
+    return instance if at is not None and abs(now - at) <= _SHOWN else None
 
 
 def replace_agent(session: Session, name: str, now: datetime) -> HostRow:

@@ -33,7 +33,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
-from manager.store.database import insert_for, lock_registrations
+from manager.store.database import insert_for, is_postgresql, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
 from manager.store.models import HostRow, Json, UtcDateTime, VmRow, VmStatusRow
 from manager.store.registrations import (
@@ -181,22 +181,44 @@ def is_reporting() -> ColumnElement[bool]:
 
 
 class ListedHost(NamedTuple):
-    """A host, and its last tick and capabilities as JSON text, which are not in ``row``; None: never reported."""
+    """A host: the columns of its row by name, its last tick as JSON text, and what tells its capabilities from others.
 
-    row: HostRow
+    None: never reported.
+    """
+
+    columns: dict[str, Any]
     tick: str | None
-    capabilities: str | None
+    digest: str | None
 
 
 def list_hosts(
-    session: Session, after: str | None, limit: int, search: str | None, wanted: Sequence[ColumnElement[bool]]
+    session: Session,
+    names: Sequence[str],
+    after: str | None,
+    limit: int,
+    search: str | None,
+    wanted: Sequence[ColumnElement[bool]],
 ) -> list[ListedHost]:
-    """A page of the hosts that are ``wanted``, by name; with ``search`` in their names."""
-    reported = (HostRow.tick, HostRow.capabilities)
-    query = select(HostRow, *(_json_text(column) for column in reported)).options(*map(defer, reported))
+    """A page of the hosts that are ``wanted``, by name; with ``search`` in their names.
+
+    ``names`` are those of the columns that are read: making objects would take longer than reading them.
+    """
+    query = select(_json_text(HostRow.tick), _digest(session), *(getattr(HostRow, name) for name in names))
     query = query.where(*wanted, *([has_in_name(HostRow, search)] if search else []))
     rows = session.execute(by_name(query, HostRow, after, limit))
-    return list(map(ListedHost._make, rows))
+    return [ListedHost(dict(zip(names, columns, strict=True)), tick, digest) for tick, digest, *columns in rows]
+
+
+def capabilities_by_digest(session: Session, hosts: Collection[str]) -> dict[str, str]:
+    """The capabilities of these hosts as JSON text, by the digest of ``ListedHost``."""
+    query = select(_digest(session), _json_text(HostRow.capabilities)).where(HostRow.name.in_(hosts))
+    return {digest: text for digest, text in session.execute(query) if digest is not None and text is not None}
+
+
+def _digest(session: Session) -> ColumnElement[str | None]:
+    """Of capabilities, which are long and the same for many hosts. SQLite, within the process, has them themselves."""
+    text = _json_text(HostRow.capabilities)
+    return func.encode(func.sha256(func.convert_to(text, "UTF8")), "hex") if is_postgresql(session) else text
 
 
 def _json_text(column: InstrumentedAttribute[Json | None]) -> ColumnElement[str | None]:

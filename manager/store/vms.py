@@ -189,17 +189,17 @@ def may_run_on(host: str) -> ColumnElement[bool]:
 def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
     # Columns instead of objects, and one tuple of names for all: lists of a thousand VMs are read often.
     result = session.execute(query)
-    names = tuple(result.keys())
-    found = [dict(zip(names, row, strict=True)) for row in result]
-    hosts = {vm["status_host"] for vm in found if vm["status_host"] is not None}
+    names = tuple(result.keys())[: -len(_STATUS)]  # those of the status are the last
+    rows = [(dict(zip(names, row, strict=False)), row[-len(_STATUS) :]) for row in result]
+    hosts = {vm["status_host"] for vm, _ in rows if vm["status_host"] is not None}
     used, faring, shares, powers = _used(session, hosts)
-    for vm in found:
-        host, status = vm["status_host"], [vm.pop(name) for name in _STATUS]
-        vm["status_at"], vm["status"] = shares[host].status(vm["name"], *status) if host is not None else (None, None)
-        vm["resources"] = used.get((host, vm["name"]))
-        vm["batch"] = faring.get((host, vm["name"]))
-        vm["power_watts"] = powers[host].of(shares[host].used(vm["name"], status[1])) if host in powers else None
-    return found
+    for vm, status in rows:
+        host, name = vm["status_host"], vm["name"]
+        vm["status_at"], vm["status"] = shares[host].status(name, *status) if host is not None else (None, None)
+        vm["resources"] = used.get((host, name))
+        vm["batch"] = faring.get((host, name))
+        vm["power_watts"] = powers[host].of(shares[host].used(name, status[1])) if host in powers else None
+    return [vm for vm, _ in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,24 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
     assert api.ok("GET", "/capabilities")["items"] == [{"host": HOST, "capabilities": CAPABILITIES}]
 
 
+def test_a_list_has_the_hosts_as_they_are_by_themselves(api: Api) -> None:
+    def check() -> None:
+        singly = [api.ok("GET", f"/hosts/{name}") for name in (HOST, "kvm2", "kvm3")]
+        assert api.ok("GET", "/hosts") == {"items": singly, "next": None}
+
+    api.ok("PUT", "/hosts/kvm3", {"policy": "equal", "law": {"gain": 1}})
+    api.ok("POST", "/hosts/kvm2/report", report(tick=tick(errors=0)), role="other host")
+    api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()), role="host")
+    check()
+    api.ok("POST", f"/hosts/{HOST}/report", report(capabilities={**CAPABILITIES, "kernel": "6.2"}), role="host")
+    check()
+    assert [host["capabilities"] and host["capabilities"]["kernel"] for host in api.ok("GET", "/hosts")["items"]] == [
+        "6.2",
+        CAPABILITIES["kernel"],
+        None,
+    ]
+
+
 def test_a_report_leaves_the_registration_alone(api: Api) -> None:
     etag = api.call("PUT", f"/hosts/{HOST}", {"mode": "observe"}).headers["ETag"]
     api.clock.now_s += 5

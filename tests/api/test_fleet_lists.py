@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from prometheus_client.utils import floatToGoString
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from manager.model.registration import Mode, VmClass
 from manager.store.models import ApplicationRow, HostRow, VmRow
-from tests.api.conftest import START, Api, report, status, tick, window
+from tests.api.conftest import CAPABILITIES, START, Api, report, status, tick, window
 from tests.statements import counted
 
 HOSTS = 60
@@ -228,3 +228,31 @@ def test_what_is_registered_shows_at_once_in_a_large_fleet(fleet: Api) -> None:
     assert names(fleet, "?search=new") == []
     fleet.ok("PUT", "/hosts/new", {})
     assert names(fleet, "?search=new") == ["new"]
+
+
+def test_an_sla_that_changes_shows_at_once_in_a_large_fleet(fleet: Api) -> None:
+    def shown() -> list[object]:
+        found = fleet.ok("GET", "/fleet?search=app-07", role="viewer")["applications"]
+        return [application["sla"] and application["sla"]["response_time_ms"] for application in found]
+
+    before = shown()
+    fleet.ok("PATCH", "/applications/app-07", {"sla": {"response_time_ms": 77}})
+    assert (before, shown()) == ([None], [77])
+    fleet.ok("DELETE", "/applications/app-07")
+    assert shown() == []
+
+
+def test_capabilities_that_hosts_share_are_read_once(get_api: Callable[[str], Api]) -> None:
+    api = get_api("postgresql")
+    fill(api)
+    with api.database.writing() as session:
+        session.execute(update(HostRow).values(capabilities={**CAPABILITIES, "kernel": "read once"}))
+    api.ok("GET", "/vms", role="viewer")  # the token is known from now on
+    answers, statements = [], []
+    for _ in range(2):
+        with counted(api.database) as count:
+            answers.append(api.ok("GET", "/hosts", role="viewer"))
+        statements.append(count.statements)
+    assert statements[1] == statements[0] - 1
+    assert answers[0] == answers[1]
+    assert {host["capabilities"]["kernel"] for host in answers[0]["items"]} == {"read once"}
