@@ -16,7 +16,7 @@ from pydantic import Field
 from manager.control.error_budget import Judged
 from manager.control.sla import sla_state
 from manager.model.fields import WIRE, Count, EpochS
-from manager.model.histogram import Histogram
+from manager.model.histogram import merged
 from manager.model.registration import Sla
 from manager.model.window import SlaState, Window
 
@@ -82,7 +82,7 @@ def judge(window: Window, start_s: float, slot_s: float, sla: Sla | None, min_sa
 def total(application: str, periods: Sequence[Period], start_s: float, end_s: float) -> Period:
     """All of disjoint periods, oldest first, as one from ``start_s`` until ``end_s``."""
     windows = [period.window for period in periods]
-    histogram = windows[0].histogram if len(windows) == 1 else Histogram().merge(*(each.histogram for each in windows))
+    histogram = windows[0].histogram if len(windows) == 1 else merged(each.histogram for each in windows)
     requests = [window.requests for window in windows if window.requests is not None]
     ready = [window.ready for window in windows if window.ready is not None and not histogram.buckets]
     alike = [value for value in ready if value.percentile == ready[-1].percentile]

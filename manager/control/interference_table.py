@@ -10,6 +10,7 @@ count together. What that share shows is said with 95 % confidence (binomial dis
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -26,13 +27,9 @@ MOST_VIOLATED = 0.05
 _TYPICAL = 0.5
 """Batch VMs lose too much where they do in more than this share of the minutes: the median minute."""
 
-_LEAST_WANTED: dict[BatchClass, float] = {
-    BatchClass.NONE: 0.0,
-    BatchClass.LIGHT: 0.05,
-    BatchClass.MODERATE: 0.25,
-    BatchClass.HEAVY: 0.5,
-    BatchClass.FULL: 1.0,
-}
+_CLASSES = tuple(BatchClass)
+_LEAST_WANTED = 0.0, 0.05, 0.25, 0.5, 1.0
+"""What batch VMs of each class want at least."""
 
 
 class MeasuredMinute(NamedTuple):
@@ -72,13 +69,15 @@ class TableVerdict:
 
 def batch_class(wanted: float) -> BatchClass:
     """The class of batch VMs that want so much CPU time, over that of the host."""
-    return next(kind for kind in reversed(BatchClass) if wanted >= _LEAST_WANTED[kind])
+    return _CLASSES[bisect_right(_LEAST_WANTED, wanted) - 1]
 
 
 def interference_table(minutes: Sequence[MeasuredMinute], sla_ms: float) -> tuple[LargestLoad, ...]:
     """A row for each class of batch VMs and each of LOSS_BOUNDS, of minutes in any order."""
     peak_rps = max((minute.rate_rps for minute in minutes), default=0.0)
-    by_class = {kind: [each for each in minutes if batch_class(each.batch_wanted) is kind] for kind in BatchClass}
+    by_class: dict[BatchClass, list[MeasuredMinute]] = {kind: [] for kind in BatchClass}
+    for minute in minutes:
+        by_class[batch_class(minute.batch_wanted)].append(minute)
     return tuple(row for kind, group in by_class.items() for row in _rows(kind, group, sla_ms, peak_rps))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
@@ -18,7 +18,7 @@ _VALUES = attrgetter(*(field.name for field in fields(VmTick)))
 
 
 @dataclass(slots=True)
-class _Sums:
+class VmSums:
     """Of a VM over ticks: how many tell of it, and what the newest of these says."""
 
     weight: int | None
@@ -35,15 +35,14 @@ def mean_tick(ticks: Sequence[tuple[TickRecord, int]]) -> TickRecord:
     Of a VM, and of the power, over those that tell of it. Time, policy, mode and weights are those of the newest that
     tells.
     """
-    return mean_of(ticks, [map(_VALUES, tick.vms) for tick, _ in ticks])
+    return mean_of(ticks, summed((map(_VALUES, tick.vms), count) for tick, count in ticks))
 
 
-def mean_of(ticks: Sequence[tuple[TickRecord, int]], vms: Sequence[Iterable[VmValues]]) -> TickRecord:
-    """``mean_tick`` of ticks whose VMs are given apart: an object for each takes longer to make than the mean."""
+def mean_of(ticks: Sequence[tuple[TickRecord, int]], sums: Mapping[str, VmSums]) -> TickRecord:
+    """``mean_tick`` of ticks whose VMs are summed apart: an object for each takes longer to make than the mean."""
     if not ticks:
         raise ValueError("no ticks")
     newest = ticks[-1][0]
-    sums = _summed(zip(vms, (count for _, count in ticks), strict=True))
     busy = sum(weight * tick.host_cpu_share for tick, weight in ticks) / sum(weight for _, weight in ticks)
     means = tuple(
         VmTick(
@@ -63,20 +62,34 @@ def mean_of(ticks: Sequence[tuple[TickRecord, int]], vms: Sequence[Iterable[VmVa
     return TickRecord(newest.time_s, newest.policy, newest.mode, share, means, kept, watts)
 
 
-def _summed(ticks: Iterable[tuple[Iterable[VmValues], int]]) -> dict[str, _Sums]:
+def summed(ticks: Iterable[tuple[Iterable[VmValues], int]]) -> dict[str, VmSums]:
     """By VM, of ticks with how many each stands for."""
-    sums: dict[str, _Sums] = {}
+    sums: dict[str, VmSums] = {}
     for vms, count in ticks:
         for name, used, waited, weight, mode, vcpu in vms:
             of_vm = sums.get(name)
             if of_vm is None:
-                of_vm = sums[name] = _Sums(weight, mode)
+                of_vm = sums[name] = VmSums(weight, mode)
             of_vm.weight, of_vm.mode = weight, mode
             of_vm.count += count
             of_vm.used += count * used
             of_vm.waited += count * waited
             of_vm.vcpus.append((vcpu, count))
     return sums
+
+
+def summed_alike(
+    names: Sequence[str],
+    used: Iterable[Sequence[float]],
+    waited: Iterable[Sequence[float]],
+    newest: Iterable[tuple[int | None, Mode]],
+) -> dict[str, VmSums]:
+    """``summed`` of single ticks with the same VMs and no vCPU: by columns, and quicker.
+
+    ``used`` and ``waited`` have a sequence for each tick, ``newest`` the weight and mode of each VM.
+    """
+    of_vms = zip(names, zip(*used, strict=True), zip(*waited, strict=True), newest, strict=True)
+    return {name: VmSums(*last, len(shares), sum(shares), sum(delays)) for name, shares, delays, last in of_vms}
 
 
 def _mean_watts(ticks: Sequence[tuple[TickRecord, int]]) -> float | None:

@@ -107,6 +107,11 @@ class UnreadHistogram(Histogram):
         """Number of samples."""
         return self._count
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The lowest and the highest bucket."""
+        return self._first, self._first + sum(self._distances)
+
     def items(self) -> Iterable[tuple[int, int]]:
         """Each bucket number with its count, the lowest first."""
         return zip(accumulate(self._distances, initial=self._first), self._counts, strict=False)

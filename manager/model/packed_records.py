@@ -197,7 +197,8 @@ def ticks_within(packed: bytes, since_us: int, until_us: int) -> list[TickColumn
     if not wanted:
         return []
     read = _read(text) if form == _COLUMNS else _older_ticks(text)
-    columns = {name: _filled(places, values, read.total) for name, (places, values) in read.vms.items()}
+    total = read.total
+    columns = {name: _filled(places, values, total) for name, (places, values) in read.vms.items()}
     ends = list(accumulate((count or 0 for count in read.counts), initial=0))
     return [
         TickColumns(
@@ -302,9 +303,8 @@ def _read(text: str) -> _Ticks:
         at_us, claimed_us, ticks, counts = lists
         vms = {name: (places, column) for name, (places, column) in values["vms"].items()}
         read = _Ticks(at_us, claimed_us, ticks, counts, vms)
-        whole = all(
-            len(column) == (read.total if places is None else len(places)) for places, column in read.vms.values()
-        )
+        total = read.total
+        whole = all(len(column) == (total if places is None else len(places)) for places, column in vms.values())
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not packed records: {error}") from error
     if len(lengths) != 1 or not whole:
@@ -315,16 +315,16 @@ def _read(text: str) -> _Ticks:
 def _one_after_the_other(parts: Sequence[_Ticks]) -> _Ticks:
     """Ticks as if they had been packed together: fields of VMs are in the order in which they first come."""
     names = dict.fromkeys(name for part in parts for name in part.vms)
-    firsts = list(accumulate((part.total for part in parts), initial=0))
+    ends = list(accumulate((part.total for part in parts), initial=0))
     columns: dict[str, tuple[list[int] | None, list[Any]]] = {}
     for name in names:
         places: list[int] = []
         values: list[Any] = []
-        for part, first in zip(parts, firsts, strict=False):
+        for part, (first, end) in zip(parts, pairwise(ends), strict=True):
             some, column = part.vms.get(name, ([], []))
-            places += (first + place for place in (range(part.total) if some is None else some))
+            places += range(first, end) if some is None else (first + place for place in some)
             values += column
-        columns[name] = None if len(places) == firsts[-1] else places, values
+        columns[name] = None if len(places) == ends[-1] else places, values
     return _Ticks(
         [time_us for part in parts for time_us in part.at_us],
         [time_us for part in parts for time_us in part.claimed_us],

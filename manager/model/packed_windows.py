@@ -23,9 +23,8 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from manager.model.packed_histogram import from_parts, parts, read_integers, write_integers
 
@@ -46,8 +45,7 @@ _NOT_WHOLE = "not packed windows: they are cut off, or go on"
 _FIELDS = "slot_us", "origin", "start_us", "end_us", "requests", "ready", "length"
 
 
-@dataclass(frozen=True, slots=True)
-class PackedWindow:
+class PackedWindow(NamedTuple):
     """What an origin knows of a slot. ``ready``: the fields of ``Ready``, or None; ``histogram``: packed."""
 
     slot_us: int

@@ -15,6 +15,7 @@ from manager.control.budget import HOUR_S, MINUTE_S, Period, Violation, joined, 
 from manager.model.fields import Moment, Text
 from manager.model.records import TickRecord
 from manager.model.registration import VmClass
+from manager.model.window import Window
 from manager.store.access_models import AuditRow
 from manager.store.decision_packs import DecisionFilter, StoredDecision, deciding_hosts, read_decisions
 from manager.store.event_records import END, ranges
@@ -26,19 +27,21 @@ from manager.store.models import (
     VmStatusRow,
     WindowRow,
 )
-from manager.store.past_registrations import read_past
+from manager.store.past_registrations import Past, read_past
 from manager.store.rollups import PERIOD_COLUMNS, period_of
+from manager.store.row_writes import is_one_of
 from manager.store.source_rows import hosts_of
 from manager.store.tick_packs import list_ticks
 from manager.store.tick_rollups import tick_of
 from manager.store.window_minutes import oldest_of_minutes
 from manager.store.window_packs import oldest_packed
-from manager.store.windows import list_windows
+from manager.store.windows import list_windows, windows_of_each
 
 MAX_TICKS = 1500
 """Most ticks that are read for one answer: an hour at 2.4 s."""
 
 _MOST_SLOTS = 4000  # MAX_PERIODS in whole steps; of more that are not rolled up yet the newest are read
+_SOON_ROLLED_UP = timedelta(minutes=15)  # minutes are rolled up when they have been over for half of that
 _MOST_UNROLLED = 2000  # slots that a sum is made of, where they should have been rolled up by now
 _STEP = timedelta(microseconds=1)
 _MOVED = timedelta(days=1)  # decisions so long before a range tell where VMs were
@@ -115,16 +118,43 @@ class MeasuredPast:
     def _judged(self, since: datetime, until: datetime, most: int = _MOST_SLOTS) -> list[Period]:
         """The slots of an application, oldest first, each judged by the SLA that was in force when it began."""
         past = read_past(self.session, since, [self.application.name])
+        return self.judged(past, reversed(list_windows(self.session, self.application, since, until, most)))
+
+    def judged(self, past: Past, windows: Iterable[tuple[datetime, Window]]) -> list[Period]:
+        """Windows with the starts of their slots, each judged by the SLA that was in force then."""
+        slot_s = self.slot_length.total_seconds()
         return [
-            judge(
-                window,
-                slot.timestamp(),
-                self.slot_length.total_seconds(),
-                past.sla(self.application, slot),
-                self.min_samples,
-            )
-            for slot, window in reversed(list_windows(self.session, self.application, since, until, most))
+            judge(window, slot.timestamp(), slot_s, past.sla(self.application, slot), self.min_samples)
+            for slot, window in windows
         ]
+
+
+def minutes_of_each(
+    session: Session, pasts: Sequence[MeasuredPast], since: datetime, until: datetime, now: datetime
+) -> dict[int, list[Period]]:
+    """``MeasuredPast.periods`` of minutes for several applications at once, by row number."""
+    rows = {past.application.id: past.application for past in pasts}
+    of_minutes = RollupRow.length_s == int(MINUTE_S), is_one_of(session, RollupRow.application_id, sorted(rows))
+    over = RollupRow.start <= now - timedelta(seconds=MINUTE_S)
+    query = select(RollupRow.application_id, *PERIOD_COLUMNS).where(
+        *of_minutes, RollupRow.start >= since, RollupRow.start < until, over
+    )
+    periods: dict[int, list[Period]] = {number: [] for number in rows}
+    for row in session.execute(query.order_by(RollupRow.application_id, RollupRow.start)):
+        periods[row.application_id].append(period_of(rows[row.application_id].name, row))
+    begins = {number: _time(minutes[-1].window.end_s) if minutes else since for number, minutes in periods.items()}
+    # Windows of the others, which should have been rolled up by now, are not read together: there are too many.
+    few = {number: begin for number, begin in begins.items() if until - begin <= _SOON_ROLLED_UP}
+    names = {number: rows[number].name for number in few}
+    slots = windows_of_each(session, few, until, names)
+    changes = read_past(session, min(few.values(), default=until), names.values())
+    for past in pasts:
+        number = past.application.id
+        if number in few:
+            periods[number] += past.judged(changes, slots[number])
+        else:
+            periods[number] = past.periods(since, until, MINUTE_S, now)
+    return periods
 
 
 def first_measured(session: Session, application: ApplicationRow) -> datetime | None:

@@ -11,14 +11,16 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
-from manager.control.tick_means import VmValues, mean_of
+from manager.control.tick_means import VmSums, VmValues, mean_of, summed, summed_alike
 from manager.model.fields import json_fields, timestamp
+from manager.model.packed_records import TickColumns
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
 from manager.model.resource_use import resources_of
@@ -28,13 +30,13 @@ from manager.store.models import HostRow
 from manager.store.pack_models import TickPackRow
 from manager.store.progress_models import UnrolledTicksRow
 from manager.store.retention import Cleanup, Keep
-from manager.store.rollup_queue import HOUR, MINUTE, is_noted, note_ticks, seconds
+from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_ticks, seconds
 from manager.store.row_writes import upsert
 from manager.store.tick_packs import oldest_tick_at, ticks_between, ticks_by_host
 
 _LENGTHS = MINUTE, HOUR
-_AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
-_TOGETHER = 25  # hosts whose rows are made together
+_AT_ONCE = {MINUTE: 60, HOUR: 24}  # rows of each length that are made by one transaction
+_TOGETHER = 50  # hosts whose rows are made together
 _BATCH = 500
 _MODES = {mode.value: mode for mode in Mode}  # quicker than to call Mode
 
@@ -54,13 +56,20 @@ class TickRollUps:
 
         ``stopped`` is asked before each transaction.
         """
-        noted = select(UnrolledTicksRow.host).where(UnrolledTicksRow.host.in_(select(HostRow.name)))
-        # Most hosts have but the minute that is not over, and perhaps its hour.
-        several = noted.group_by(UnrolledTicksRow.host).having(func.count() > 1).order_by(UnrolledTicksRow.host)
+        # Hours are made of minutes, so these come first, of all hosts.
+        return sum(self._of(length, some, stopped) for length in _LENGTHS for some in self._groups(length))
+
+    def _groups(self, length: timedelta) -> Iterator[Sequence[str]]:
+        """Hosts of which a ``length`` may be finished, some at a time."""
+        note = UnrolledTicksRow
+        noted = select(note.host).where(note.host.in_(select(HostRow.name)), note.length_s == seconds(length))
+        if length == MINUTE:  # most hosts have but the one that is not over
+            due = noted.group_by(note.host).having(func.count() > 1)
+        else:
+            due = noted.where(_is_finished(length)).distinct()
         with self._database.reading() as session:
-            hosts = session.scalars(several).all()
-        groups = (hosts[first : first + _TOGETHER] for first in range(0, len(hosts), _TOGETHER))
-        return sum(self._of(group, stopped) for group in groups)
+            hosts = session.scalars(due.order_by(note.host)).all()
+        return (hosts[first : first + _TOGETHER] for first in range(0, len(hosts), _TOGETHER))
 
     def forget(self, cleanup: Cleanup) -> int:
         """Remove ticks and means that were kept for their time and are rolled up, or whose host is gone: how many."""
@@ -78,27 +87,31 @@ class TickRollUps:
         gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted)
         return gone + cleanup.remove_old("tick-hours", row.id, row.start, keep.hours, hours)
 
-    def _of(self, hosts: Sequence[str], stopped: Callable[[], bool]) -> int:
-        """Roll up what is finished of hosts: minutes, then hours of which no minute is left."""
-        made = 0
-        note, other = UnrolledTicksRow, aliased(UnrolledTicksRow)
-        minute_of_host = other.host == note.host, other.length_s == seconds(MINUTE)
-        newest = select(func.max(other.id)).where(*minute_of_host).scalar_subquery()
-        inside = other.start >= note.start, other.start < note.until
-        finished = {MINUTE: note.id < newest, HOUR: ~exists().where(*minute_of_host, *inside)}
-        for length, count in _AT_ONCE.items():
-            due = note.host.in_(hosts), note.length_s == seconds(length), finished[length]
-            some = select(note.id).where(*due).order_by(note.start).limit(count)
-            while not stopped():
-                with self._database.writing() as session:
-                    statement = delete(note).where(note.id.in_(some)).returning(note.host, note.start)
-                    places = [(host, start) for host, start in session.execute(statement)]
-                    made += _write(session, length, places)
-                    if length == MINUTE:
-                        note_ticks(session, HOUR, places)
-                if len(places) < count:
-                    break
+    def _of(self, length: timedelta, hosts: Sequence[str], stopped: Callable[[], bool]) -> int:
+        """Roll up each ``length`` of hosts that is finished."""
+        made, count = 0, _AT_ONCE[length]
+        note = UnrolledTicksRow
+        due = note.host.in_(hosts), note.length_s == seconds(length), _is_finished(length)
+        some = select(note.id).where(*due).order_by(note.start).limit(count)
+        while not stopped():
+            with self._database.writing() as session:
+                statement = delete(note).where(note.id.in_(some)).returning(note.host, note.start)
+                places = [(host, start) for host, start in session.execute(statement)]
+                made += _write(session, length, places)
+                if length == MINUTE:
+                    note_ticks(session, HOUR, places)
+            if len(places) < count:
+                break
         return made
+
+
+def _is_finished(length: timedelta) -> ColumnElement[bool]:
+    """Whether a noted minute or hour is over: another minute came later, or no minute of the hour is noted."""
+    note, other = UnrolledTicksRow, aliased(UnrolledTicksRow)
+    minute_of_host = other.host == note.host, other.length_s == seconds(MINUTE)
+    if length == MINUTE:
+        return note.id < select(func.max(other.id)).where(*minute_of_host).correlate(note).scalar_subquery()
+    return ~exists().where(*minute_of_host, other.start >= note.start, other.start < note.until)
 
 
 def read_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> Iterator[TickRecord]:
@@ -137,6 +150,16 @@ def _values(vms: Iterable[Mapping[str, Any]]) -> Iterator[VmValues]:
         yield vm["vm"], share, waited, vm["weight"], _MODES[vm["mode"]], VcpuTick(**vcpu) if vcpu else None
 
 
+def _sums_of(ticks: Sequence[TickColumns]) -> dict[str, VmSums]:
+    names, newest = ticks[0].vms.get("vm", ()), ticks[-1].vms
+    is_alike = all(tick.vms.get("vm", ()) == names and not any(tick.vms.get("vcpu", ())) for tick in ticks)
+    if not names or not is_alike or len(set(names)) < len(names):
+        return summed((_values_of_columns(tick.vms), 1) for tick in ticks)
+    used, waited = ([tick.vms[name] for tick in ticks] for name in ("cpu_share", "run_delay_share"))
+    modes = (_MODES[mode] for mode in newest["mode"])
+    return summed_alike(names, used, waited, zip(newest["weight"], modes, strict=True))
+
+
 def _values_of_columns(vms: Mapping[str, Sequence[Any]]) -> Iterable[VmValues]:
     if not vms:
         return ()
@@ -156,6 +179,8 @@ def _means(
     numbers: list[int] = []
     for length in reversed(_LENGTHS):
         end = until if length.total_seconds() <= coarse_s else min(_oldest(session, host, since, length), until)
+        if floor(end, length) <= since:
+            continue  # none of them ends in between
         query = select(TickRollupRow.id, TickRollupRow.start).where(
             TickRollupRow.host == host,
             TickRollupRow.length_s == seconds(length),
@@ -170,40 +195,43 @@ def _means(
 
 
 def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> datetime:
-    """The time of the oldest that is shorter than ``length``, from ``since`` on; the end of time without any."""
+    """The time of the oldest that is shorter than ``length``, from ``since`` on; the end of time without any.
+
+    Where no ``length`` ends before the oldest mean, this may be its start: an older tick makes no difference.
+    """
     minutes = select(func.min(TickRollupRow.start)).where(
         TickRollupRow.host == host, TickRollupRow.length_s < seconds(length), TickRollupRow.start >= since
     )
-    moments = session.scalar(minutes), oldest_tick_at(session, host, since)
-    oldest = [first for first in moments if first is not None]
+    start = session.scalar(minutes)
+    if start is not None and floor(start, length) <= since:
+        return start
+    oldest = [first for first in (start, oldest_tick_at(session, host, since)) if first is not None]
     return min(oldest, default=datetime.max.replace(tzinfo=UTC))
 
 
-class _Part(NamedTuple):
-    """A tick without its VMs, these, and of how many ticks it is the mean."""
+class _Whole(NamedTuple):
+    """All of a minute or hour: ticks without their VMs, oldest first, of how many each is the mean, and the VMs."""
 
-    tick: TickRecord
-    vms: Iterable[VmValues]
-    ticks: int
+    ticks: Sequence[tuple[TickRecord, int]]
+    sums: Mapping[str, VmSums]
 
 
-def _parts(
+def _wholes(
     session: Session, length: timedelta, start: datetime, hosts: Collection[str]
-) -> Mapping[str, Sequence[_Part]]:
-    """The ticks or means in a minute or hour by host, oldest first."""
+) -> Iterator[tuple[str, _Whole]]:
+    """The ticks or means in a minute or hour, by host, in the order of names. Each is summed when it is asked for."""
     end = start + length
     if length == MINUTE:
-        return {
-            host: [_Part(_without_vms(tick.fields), _values_of_columns(tick.vms), 1) for tick in ticks]
-            for host, ticks in ticks_by_host(session, hosts, start, end).items()
-        }
+        for host, ticks in sorted(ticks_by_host(session, hosts, start, end).items()):
+            yield host, _Whole([(_without_vms(tick.fields), 1) for tick in ticks], _sums_of(ticks))
+        return
     row = TickRollupRow
     within = row.host.in_(hosts), row.length_s == seconds(MINUTE), row.start >= start, row.start < end
-    found: dict[str, list[_Part]] = {}
-    for host, body, count in session.execute(select(row.host, row.body, row.ticks).where(*within).order_by(row.start)):
-        fields = json.loads(body)
-        found.setdefault(host, []).append(_Part(_without_vms(fields), _values(fields["vms"]), count))
-    return found
+    minutes = session.execute(select(row.host, row.body, row.ticks).where(*within).order_by(row.start)).all()
+    for host, of_host in groupby(sorted(minutes, key=itemgetter(0)), itemgetter(0)):
+        read = [(json.loads(body), count) for _, body, count in of_host]
+        ticks_of_host = [(_without_vms(fields), count) for fields, count in read]
+        yield host, _Whole(ticks_of_host, summed((_values(fields["vms"]), count) for fields, count in read))
 
 
 def _write(session: Session, length: timedelta, places: Iterable[Place]) -> int:
@@ -212,17 +240,17 @@ def _write(session: Session, length: timedelta, places: Iterable[Place]) -> int:
     for host, start in sorted(places):
         hosts.setdefault(start, []).append(host)
     rows = [
-        _row(host, length, start, parts)
+        _row(host, length, start, whole)
         for start, at_once in sorted(hosts.items())
-        for host, parts in sorted(_parts(session, length, start, at_once).items())
+        for host, whole in _wholes(session, length, start, at_once)
     ]
     # Of fewer ticks: some of them were removed already.
     upsert(session, TickRollupRow, rows, ["host", "length_s", "start"], _has_as_many)
     return len(rows)
 
 
-def _row(host: str, length: timedelta, start: datetime, parts: Sequence[_Part]) -> dict[str, object]:
-    tick = mean_of([(part.tick, part.ticks) for part in parts], [part.vms for part in parts])
+def _row(host: str, length: timedelta, start: datetime, whole: _Whole) -> dict[str, object]:
+    tick = mean_of(*whole)
     at = timestamp(tick.time_s)
     fields = {
         "at": at.isoformat(),
@@ -240,7 +268,7 @@ def _row(host: str, length: timedelta, start: datetime, parts: Sequence[_Part]) 
         "length_s": seconds(length),
         "start": start,
         "at": at,
-        "ticks": sum(part.ticks for part in parts),
+        "ticks": sum(count for _, count in whole.ticks),
         "body": json.dumps(fields, separators=(",", ":")),
     }
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from manager.model.packed_records import joined_ticks
@@ -16,6 +18,7 @@ from manager.store.pack_models import QUARTER, TickPackRow
 from manager.store.packs import columns_of
 from manager.store.retention import Cleanup
 from manager.store.rollup_queue import floor
+from manager.store.row_writes import is_one_of, upsert
 from manager.store.tick_packs import times_of
 from manager.store.window_packs import KEPT_AS_ROWS
 
@@ -43,22 +46,25 @@ def _join(cleanup: Cleanup, start: datetime) -> int:
     for some in _groups(hosts):
         if not cleanup.stopped():
             with cleanup.database.writing() as session:
-                gone += sum(_join_host(session, host, start) for host in some)
+                gone += _join_hosts(session, some, start)
     return gone
 
 
-def _join_host(session: Session, host: str, start: datetime) -> int:
+def _join_hosts(session: Session, hosts: Sequence[str], start: datetime) -> int:
     row = TickPackRow
-    query = select(row.id, row.body).where(row.host == host, *_within(start)).order_by(row.id).with_for_update()
-    packs = session.execute(query).all()
-    if len(packs) < 2:
-        return 0  # another manager was faster
-    times, body = joined_ticks([pack.body for pack in packs])
-    joined = {**columns_of(host, [times_of(*time) for time in times]), "body": body}
-    *others, kept = (pack.id for pack in packs)
-    session.execute(delete(row).where(row.id.in_(others)))
-    session.execute(update(row).where(row.id == kept).values(joined))
-    return len(others)
+    query = select(row.host, row.id, row.body).where(is_one_of(session, row.host, hosts), *_within(start))
+    packs = session.execute(query.order_by(row.host, row.id).with_for_update())
+    joined: list[dict[str, object]] = []
+    gone: list[int] = []
+    for host, of_host in groupby(packs, attrgetter("host")):
+        *others, kept = of_host
+        if others:  # or another manager was faster
+            times, body = joined_ticks([pack.body for pack in (*others, kept)])
+            joined.append({"id": kept.id, **columns_of(host, [times_of(*time) for time in times]), "body": body})
+            gone += (pack.id for pack in others)
+    session.execute(delete(row).where(is_one_of(session, row.id, gone)))
+    upsert(session, row, joined, ["id"])
+    return len(gone)
 
 
 def _within(start: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -332,6 +332,29 @@ def _first_slots(
     return windows
 
 
+def windows_of_each(
+    session: Session, begins: Mapping[int, datetime], before: datetime, names: Mapping[int, str]
+) -> dict[int, list[tuple[datetime, Window]]]:
+    """The windows of applications, by row number, whose slots began from a moment of each on, earlier than ``before``.
+
+    Each comes with the start of its slot, the oldest first, and is merged over all origins. All are read together.
+    """
+    windows: dict[int, list[tuple[datetime, Window]]] = {number: [] for number in begins}
+    if not begins:
+        return windows
+    first, numbers = min(begins.values()), sorted(begins)
+    of_packs = is_one_of(session, WindowPackRow.application_id, numbers)
+    older = packed(session, of_packs, WindowPackRow.start >= floor(first, SPAN), WindowPackRow.start < before)
+    minutes = windows_between(session, numbers, first, before - _TICK)
+    of_rows = is_one_of(session, WindowRow.application_id, numbers)
+    query = select(*COLUMNS).where(of_rows, WindowRow.slot >= first, WindowRow.slot < before)
+    read = (*older, *minutes, *stored(session.execute(query)))
+    origins = joined_origins(row for row in read if begins[row.application_id] <= row.slot < before)
+    for (number, slot), rows in sorted(origins.items()):
+        windows[number].append((slot, merge(window_of(names[number], row) for row in rows)))
+    return windows
+
+
 def windows_at(
     session: Session, places: Collection[tuple[int, datetime]], names: Mapping[int, str]
 ) -> dict[tuple[int, datetime], Window]:

@@ -64,8 +64,6 @@ DRAWS = 4096
 twin among them."""
 _TOGETHER_S = 0.01
 """What is due so soon is done at one wake-up."""
-_NICE = 5
-"""Agents give way to managers and database, as they have machines of their own."""
 _GARBAGE_S = 60.0
 """Garbage of all agents of a process is collected so often, and what stays is not looked through again: an agent does
 so for itself, see ``manager.loop.schedule``, and hundreds of them would keep each other waiting."""
@@ -487,7 +485,9 @@ def drive(orders: Orders, pipe: Connection) -> None:
     """Run agents until told to stop, and send what was seen."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a host has about seven
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    os.nice(_NICE)
+    # Agents give way at once to managers and database, as they have machines of their own. By nice 5, one that runs
+    # keeps a list waiting for up to a slice at each of its statements.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with ThreadPoolExecutor(THREADS) as pool:
         driver = Driver(orders, pool)
         driver.run(pipe)

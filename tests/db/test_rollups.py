@@ -20,7 +20,7 @@ from manager.model.window import Ready, Window
 from manager.store import retention, rollups
 from manager.store.applications import application_with_past, put_application, remove_application
 from manager.store.database import Database
-from manager.store.history import MeasuredPast
+from manager.store.history import MeasuredPast, minutes_of_each
 from manager.store.hosts import put_host
 from manager.store.models import ApplicationRow, HostRow, RollupRow, VmStatusRow, WindowRow
 from manager.store.registrations import get
@@ -102,6 +102,31 @@ def slots(since: float, until: float, seed: int = 0) -> list[Window]:
         window(5.0 * number, random.choice((3, 20, 40)), random.choice((20.0, 90.0, 400.0)))
         for number in range(int(since // 5), int(until // 5))
     ]
+
+
+@pytest.mark.parametrize(("since", "until"), [(0, 1500), (120, 1470), (1380, 1440), (-3600, 1440), (1440, 1440)])
+def test_minutes_of_applications_are_read_together_as_one_by_one(store: Store, since: int, until: int) -> None:
+    """Rolled up and not, by several hosts, of minutes that came as a row or not, after another SLA; or none at all."""
+    names = ("shop", "blog", "idle")
+    for name, sla in (("blog", 50.0), ("idle", 50.0)):
+        with store.database.registering() as session:
+            put_application(session, Application(name, sla=Sla(sla)), HOUR, lambda _etag: None)
+    store.report(*slots(0, 1500), *slots(1200, 1260))
+    store.report(*slots(1380, 1440, seed=1), origin="other")
+    with store.database.writing() as session:
+        numbers = {"blog": get(session, ApplicationRow, "blog").id}
+        blog = [replace(window, application="blog") for window in slots(900, 1440, seed=2)]
+        replace_windows(session, "h", numbers, blog, SLOT, together=True)
+        replace_windows(session, "other", numbers, blog[-3:], SLOT)
+    assert store.roll_up(1500) > 20
+    with store.database.registering() as session:
+        put_application(session, Application("blog", sla=Sla(200.0)), at(1400), lambda _etag: None)
+    with store.database.reading() as session:
+        rows = [get(session, ApplicationRow, name) for name in names]
+        pasts = [MeasuredPast(session, row, SLOT, LEAST) for row in rows]
+        together = minutes_of_each(session, pasts, at(since), at(until), store.now)
+        assert together == {past.application.id: past.periods(at(since), at(until), 60, store.now) for past in pasts}
+        assert sum(map(len, together.values())) > 0 or since == until
 
 
 def same(found: Period, wanted: Period) -> None:

@@ -118,6 +118,31 @@ def test_means_hold_the_power_of_ticks_that_know_it(database: Database) -> None:
     assert sum("power_watts" in body for body in bodies) == 60 + 1, "nothing is said where nothing is known"
 
 
+def test_means_of_ticks_with_the_same_vms(database: Database) -> None:
+    chance = Random(5)
+    ticks = {}
+    for second in range(0, 65, 5):
+        vms = [
+            {
+                "vm": name,
+                "cpu_share": chance.random(),
+                "run_delay_share": chance.random() * 3,
+                "weight": chance.choice((None, 50, 700)),
+                "mode": chance.choice(("enforce", "observe")),
+            }
+            for name in ("web", "db", "cache")
+        ]
+        of = {"policy": "fair", "mode": "enforce", "host_cpu_share": 0.1, "vms": vms}
+        ticks[at(second)] = json.dumps({"at": at(second).isoformat()} | of)
+    with database.registering() as session:
+        put_host(session, HostSpec("h"), HOUR, lambda _etag: None)
+        store_ticks(session, "h", ticks)
+    assert TickRollUps(database, KEEP).roll_up() == 1
+    with database.reading() as session:
+        [body] = session.scalars(select(TickRollupRow.body))
+    assert tick_of(body) == mean_tick([(tick_of(text), 1) for text in [*ticks.values()][:12]])
+
+
 def test_means_are_those_of_the_ticks_whatever_is_in_them(database: Database) -> None:
     """VMs come and go and come back, with and without a weight, a full vCPU, power; a minute is in several rows."""
     chance = Random(7)

@@ -55,7 +55,7 @@ def test_what_others_exempted_stays_so(exempted: int, end: Callable[[], None]) -
     assert gc.get_freeze_count() > 0.9 * exempted > 0
 
 
-def test_garbage_of_what_was_exempt_goes_in_the_next_round() -> None:
+def test_garbage_of_what_was_exempt_goes_once_a_round_walks_all() -> None:
     ring: Ring | None = Ring()
     assert ring is not None
     gone = threading.Event()

@@ -19,6 +19,7 @@ from manager.model.histogram import (
     bucket_of,
     bucket_value_us,
     joint_percentile_us,
+    merged,
 )
 from manager.model.packed_histogram import as_packed
 
@@ -105,9 +106,9 @@ def test_a_higher_percentile_is_no_shorter_time(times_us: list[float], one: floa
 @given(st.lists(samples, max_size=4))
 def test_merging_is_counting_all_samples_together(groups: list[list[float]]) -> None:
     parts = [Histogram.of(group) for group in groups]
-    merged = Histogram().merge(*parts)
-    assert merged == Histogram.of(time_us for group in groups for time_us in group)
-    assert merged.count == sum(len(group) for group in groups)
+    whole = Histogram().merge(*parts)
+    assert whole == Histogram.of(time_us for group in groups for time_us in group)
+    assert whole.count == sum(len(group) for group in groups)
     assert parts == [Histogram.of(group) for group in groups], "merging changes none of its parts"
 
 
@@ -142,6 +143,12 @@ def test_counts_in_the_millions_keep_their_rank() -> None:
     histogram = Histogram({500: 949_999_999, 600: 50_000_001})
     assert histogram.percentile_us(95) == bucket_value_us(600)
     assert histogram.percentile_us(94.9) == bucket_value_us(500)
+
+
+@given(st.lists(st.tuples(samples, st.booleans()), max_size=5))
+def test_many_are_merged_as_one_by_one(parts: list[tuple[list[float], bool]]) -> None:
+    histograms = [as_packed(Histogram.of(times_us)) if packed else Histogram.of(times_us) for times_us, packed in parts]
+    assert merged(histograms) == Histogram().merge(*histograms)
 
 
 @given(st.lists(st.tuples(samples, st.booleans()), max_size=4), percentiles)

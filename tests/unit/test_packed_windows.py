@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -37,7 +36,7 @@ def test_packed_windows_are_read_back(given_windows: list[PackedWindow]) -> None
 
 def read_back(packed: list[PackedWindow]) -> list[tuple[PackedWindow, Histogram]]:
     """Windows without their histograms' bytes, which may be in another format, and the histograms."""
-    return [(replace(window, histogram=b""), unpack(window.histogram)) for window in packed]
+    return [(window._replace(histogram=b""), unpack(window.histogram)) for window in packed]
 
 
 def test_format_1_is_read_as_it_was_written() -> None:
