@@ -19,6 +19,7 @@ from manager.model.histogram import Histogram
 from manager.model.registration import VmClass, VmSpec
 from manager.protocol.client import ManagerClient
 from manager.sim.twin import Twin
+from manager.store.interference_tables import put_tables
 from manager.store.jobs import Run
 from manager.store.models import HostRow
 from manager.store.registrations import get
@@ -170,6 +171,34 @@ def test_applications_of_a_host_are_looked_at_together(api: Api, monkeypatch: py
     assert look(api) == 1
     assert read == [HOST], "both since the same minute"
     assert known(api)["tables"][0]["minutes"] == MINUTES
+
+
+@pytest.mark.parametrize(("together", "groups"), [(1, 2), (20, 1)])
+def test_applications_of_several_hosts_are_the_same_together(
+    api: Api, monkeypatch: pytest.MonkeyPatch, together: int, groups: int
+) -> None:
+    register(api)
+    api.ok("PUT", "/vms/blog-1", {"class": "critical", "host": "kvm2"})
+    tiers = [{"name": "blog", "vms": ["blog-1"]}]
+    api.ok("PUT", "/applications/blog", {"tiers": tiers, "sla": {"response_time_ms": 1}})
+    tell(api)
+    also = [window("blog", 60 * number - 3600 + 30, 40, requests=40) for number in range(60)]
+    ran = [status("blog-1", vcpus=2, libvirt_uuid=HOG_UUID[:-1] + "2")]
+    api.ok("POST", "/hosts/kvm2/report", report(vms=ran, windows=also), role="other host")
+    put: list[int] = []
+
+    def counted(session: Any, made: Any) -> Any:
+        put.append(len(made))
+        return put_tables(session, made)
+
+    monkeypatch.setattr(interference_job, "put_tables", counted)
+    monkeypatch.setattr(interference_job, "_TOGETHER", together)
+    look(api)
+    assert (len(put), sum(put)) == (groups, 2)
+    assert known(api)["tables"][0]["minutes"] == MINUTES
+    blog = api.ok("GET", "/applications/blog/interference")
+    assert (blog["size"], blog["tables"]) == ("blog 2", [])
+    assert "no reports of its VMs: 60" in blog["why"]
 
 
 def test_a_run_looks_at_a_part_of_a_large_fleet(site: Api, monkeypatch: pytest.MonkeyPatch) -> None:
