@@ -41,7 +41,7 @@ from manager.sim.twin_report import admission_json
 from manager.store.applications import applications_of
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import get
-from manager.store.vms import get_vm
+from manager.store.vm_lists import get_vm
 
 MAX_ADMISSION_S = 30.0
 """Longest time that a simulation may have taken when another of its runs begins: nobody looks at a page meanwhile."""

@@ -45,7 +45,7 @@ from manager.store.latest_glances import latest_glances
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.proposals import Proposal, busy_hosts, past_migrations, propose
 from manager.store.source_rows import hosts_of
-from manager.store.vms import VmFilter, list_vms
+from manager.store.vm_lists import VmFilter, list_vms
 
 HISTORY = timedelta(minutes=30)
 """Of both hosts, from which their twins are made."""

@@ -53,7 +53,7 @@ from manager.store.models import ApplicationRow, HostRow
 from manager.store.past_registrations import Past, read_past
 from manager.store.registrations import find, get
 from manager.store.tick_rollups import read_ticks
-from manager.store.vms import VmFilter, list_vms
+from manager.store.vm_lists import VmFilter, list_vms
 
 _DAY = timedelta(days=1)
 _DEFAULT = timedelta(hours=1)

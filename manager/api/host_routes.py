@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST, audited
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
+from manager.api.kept_texts import KeptTexts
 from manager.api.merge import named, patched
 from manager.api.paging import NAME, Page, next_cursor, part, part_by_name, read_cursor
 from manager.api.queries import Conditions, DomainQuery, HostQuery, NamePath, PageQuery, ServiceQuery
@@ -86,29 +87,18 @@ def _host_json(host: ListedHost, capabilities: Mapping[str, bytes], now: datetim
     return b'%b,"tick":%b,"capabilities":%b}' % (registered[:-1], tick, of_host)
 
 
-class _KnownCapabilities:
-    """Capabilities as JSON by their digests: few hosts have others, so they are read and written once. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._known: Mapping[str, bytes] = {}
-
-    def of(self, session: Session, hosts: Iterable[ListedHost]) -> Mapping[str, bytes]:
-        """At least those of these hosts, which were listed in the same transaction."""
-        known = self._known
-        unknown = {host.digest: host.columns["name"] for host in hosts if host.digest and host.digest not in known}
-        if unknown:
-            read = capabilities_by_digest(session, unknown.values())
-            shown = {digest: json_of(adapter_of(Capabilities).validate_json(text)) for digest, text in read.items()}
-            known = {**known, **shown}
-            # What agents reported before is forgotten with all else.
-            self._known = known if len(known) <= _MOST_CAPABILITIES else shown
-        return known
+def _capabilities(session: Session, hosts: Iterable[ListedHost], unknown: Collection[str]) -> dict[str, bytes]:
+    """Those of listed hosts as JSON by digest, if they are unknown. Few hosts have others: one of each is read."""
+    names = {host.digest: host.columns["name"] for host in hosts if host.digest in unknown}
+    read = capabilities_by_digest(session, names.values())
+    return {digest: json_of(adapter_of(Capabilities).validate_json(text)) for digest, text in read.items()}
 
 
 def hosts_api(context: ManagerContext) -> RouteGroup:
     """The routes of hosts."""
     api = RouteGroup("hosts", "KVM machines, each with one agent.")
-    database, known = context.database, _KnownCapabilities()
+    database = context.database
+    known: KeptTexts[str] = KeptTexts(_MOST_CAPABILITIES)
 
     def host_out(row: HostRow) -> HostOut:
         capabilities = None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities)
@@ -125,7 +115,8 @@ def hosts_api(context: ManagerContext) -> RouteGroup:
         after, wanted = read_cursor(query, NAME), if_asked(is_reporting(), query.reporting)
         with database.reading() as session:
             hosts = list_hosts(session, _COLUMNS, after, query.limit + 1, query.search, wanted)
-            capabilities = known.of(session, hosts)
+            digests = {host.digest for host in hosts if host.digest}
+            capabilities = known.of(digests, lambda unknown: _capabilities(session, hosts, unknown))
         following, now = next_cursor(query, hosts, lambda host: host.columns["name"]), context.now()
         items = b",".join(_host_json(host, capabilities, now) for host in hosts[: query.limit])
         return answer(b'{"items":[%b],"next":%b}' % (items, to_json(following)))

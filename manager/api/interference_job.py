@@ -40,7 +40,7 @@ from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import find
 from manager.store.source_rows import hosts_of
 from manager.store.tick_rollups import read_ticks
-from manager.store.vms import VmFilter, list_vms, vcpus_of
+from manager.store.vm_lists import VmFilter, list_vms, vcpus_of
 
 FIRST = timedelta(days=2)
 """Of so long a history a table is made at first."""

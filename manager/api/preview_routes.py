@@ -36,7 +36,7 @@ from manager.store.applications import applications_of
 from manager.store.hosts import statuses_on
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import get
-from manager.store.vms import get_vm
+from manager.store.vm_lists import get_vm
 
 _CACHE_KNOBS = of_family(Family.CACHE)
 

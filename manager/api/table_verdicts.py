@@ -18,7 +18,7 @@ from manager.model.window import merge
 from manager.store.interference_tables import tables_of
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import find
-from manager.store.vms import VmFilter, list_vms
+from manager.store.vm_lists import VmFilter, list_vms
 from manager.store.windows import list_windows
 
 PRESENT = timedelta(minutes=5)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
 
 from flask import Response
 from pydantic_core import to_json
@@ -16,27 +15,28 @@ from manager.api.merge import named, patched
 from manager.api.paging import NAME, Page, next_cursor, read_cursor
 from manager.api.queries import Conditions, NamePath, VmQuery
 from manager.api.schemas.registration_shapes import MergePatch, VmOut
-from manager.model.fields import adapter_of, fields_of, json_fields
+from manager.api.vm_texts import VmTexts, vm_json
+from manager.model.fields import fields_of, json_fields
 from manager.model.registration import VmIn, VmSpec
 from manager.store.models import Json, VmRow
 from manager.store.registrations import get
-from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm
+from manager.store.vm_lists import VmFilter, get_vm, page_of_vms
+from manager.store.vms import adopt_vm, delete_vm, put_vm
 
 
 def vms_api(context: ManagerContext) -> RouteGroup:
     """The routes of VMs."""
     api = RouteGroup("vms", "Registered libvirt domains, which need not exist.")
-    database = context.database
+    database, texts = context.database, VmTexts()
 
     @api.at("GET /vms", VIEWER, Page[VmOut])
     def list_vms_(query: VmQuery) -> Response:
         """All VMs by name."""
         wanted = VmFilter(query.host, query.vm_class, query.application, search=query.search, serving=query.serving)
         with database.reading() as session:
-            vms = list_vms(session, wanted, read_cursor(query, NAME), query.limit + 1)
-        following = next_cursor(query, vms, itemgetter("name"))
-        items = b",".join(map(_vm_json, vms[: query.limit]))
-        return answer(b'{"items":[%b],"next":%b}' % (items, to_json(following)))
+            vms = page_of_vms(session, wanted, read_cursor(query, NAME), query.limit + 1)
+            items = b",".join(texts.of(session, vms[: query.limit]))
+        return answer(b'{"items":[%b],"next":%b}' % (items, to_json(next_cursor(query, vms, attrgetter("name")))))
 
     @api.at("GET /vms/<name>", VIEWER, VmOut)
     def get_vm_(path: NamePath) -> Response:
@@ -83,11 +83,4 @@ def _described(_session: Session, row: VmRow) -> Json:
 
 
 def _answer(session: Session, row: VmRow, created: bool = False) -> Response:
-    return answer(_vm_json(get_vm(session, row.name)), 201 if created else 200, row.etag)
-
-
-def _vm_json(vm: dict[str, Any]) -> bytes:
-    """A VmOut as JSON. The status is stored as JSON; parsing and writing it again would take most of the time."""
-    status = vm.pop("status")
-    registered = adapter_of(VmOut).dump_json(VmOut(**vm), by_alias=True, exclude={"status"})
-    return b'%b,"status":%b}' % (registered[:-1], b"null" if status is None else status.encode())
+    return answer(vm_json(get_vm(session, row.name)), 201 if created else 200, row.etag)

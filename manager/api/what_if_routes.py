@@ -45,7 +45,7 @@ from manager.store.decision_packs import DecisionFilter, newest_decisions
 from manager.store.history import newest_ticks
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import get
-from manager.store.vms import VmFilter, list_vms
+from manager.store.vm_lists import VmFilter, list_vms
 from manager.store.windows import list_windows
 
 MAX_TICKS = 3600

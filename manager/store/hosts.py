@@ -15,7 +15,6 @@ from sqlalchemy import (
     Integer,
     Select,
     String,
-    Text,
     Update,
     and_,
     bindparam,
@@ -35,6 +34,7 @@ from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
 from manager.store.database import insert_for, is_postgresql, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
+from manager.store.last_ticks import json_text
 from manager.store.models import HostRow, Json, UtcDateTime, VmRow, VmStatusRow
 from manager.store.registrations import (
     Precondition,
@@ -46,7 +46,7 @@ from manager.store.registrations import (
     touch,
 )
 from manager.store.row_writes import has_arrays, upsert
-from manager.store.vm_shares import changed_shares, read_shares
+from manager.store.vm_shares import StoredShares, changed_shares, read_shares
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
@@ -164,7 +164,7 @@ def statuses_on(session: Session, host: HostRow) -> list[str]:
     columns = VmStatusRow.vm, VmStatusRow.at, VmStatusRow.cpu_share, VmStatusRow.run_delay_share, VmStatusRow.body
     rows = session.execute(select(*columns).where(VmStatusRow.host_id == host.id).order_by(VmStatusRow.vm))
     shares = read_shares(host.shares)
-    return [shares.status(*row)[1] for row in rows]
+    return [shares.newest(vm, StoredShares(at, used, waited)).status(body) for vm, at, used, waited, body in rows]
 
 
 def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -> None:
@@ -203,7 +203,7 @@ def list_hosts(
 
     ``names`` are those of the columns that are read: making objects would take longer than reading them.
     """
-    query = select(_json_text(HostRow.tick), _digest(session), *(getattr(HostRow, name) for name in names))
+    query = select(json_text(HostRow.tick), _digest(session), *(getattr(HostRow, name) for name in names))
     query = query.where(*wanted, *([has_in_name(HostRow, search)] if search else []))
     rows = session.execute(by_name(query, HostRow, after, limit))
     return [ListedHost(dict(zip(names, columns, strict=True)), tick, digest) for tick, digest, *columns in rows]
@@ -211,19 +211,14 @@ def list_hosts(
 
 def capabilities_by_digest(session: Session, hosts: Collection[str]) -> dict[str, str]:
     """The capabilities of these hosts as JSON text, by the digest of ``ListedHost``."""
-    query = select(_digest(session), _json_text(HostRow.capabilities)).where(HostRow.name.in_(hosts))
+    query = select(_digest(session), json_text(HostRow.capabilities)).where(HostRow.name.in_(hosts))
     return {digest: text for digest, text in session.execute(query) if digest is not None and text is not None}
 
 
 def _digest(session: Session) -> ColumnElement[str | None]:
     """Of capabilities, which are long and the same for many hosts. SQLite, within the process, has them themselves."""
-    text = _json_text(HostRow.capabilities)
+    text = json_text(HostRow.capabilities)
     return func.encode(func.sha256(func.convert_to(text, "UTF8")), "hex") if is_postgresql(session) else text
-
-
-def _json_text(column: InstrumentedAttribute[Json | None]) -> ColumnElement[str | None]:
-    """None where there is nothing, be it as JSON."""
-    return func.nullif(cast(column, Text), "null")
 
 
 def list_domains(

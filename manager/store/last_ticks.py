@@ -1,15 +1,15 @@
-"""Fields of the last ticks of hosts, which are JSON in their rows."""
+"""The last ticks of hosts, which are JSON in their rows, and fields of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sqlalchemy import Boolean, ColumnClause, ColumnElement, Double, Integer, Select, String, func, true
-from sqlalchemy.orm import Session
+from sqlalchemy import Boolean, ColumnClause, ColumnElement, Double, Integer, Select, String, Text, cast, func, true
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.store.database import is_postgresql
-from manager.store.models import HostRow
+from manager.store.models import HostRow, Json
 
 Columns: TypeAlias = Select[*tuple[Any, ...]]
 
@@ -21,6 +21,11 @@ def with_tick(session: Session, query: Columns, *fields: ColumnClause[Any]) -> C
     # Once for all fields: ``->>`` would parse the whole tick for each of them.
     tick = func.json_to_record(HostRow.tick).table_valued(*fields).render_derived(with_types=True).lateral()
     return query.add_columns(*tick.c).outerjoin(tick, true())
+
+
+def json_text(column: InstrumentedAttribute[Json | None]) -> ColumnElement[str | None]:
+    """A column of JSON as text; None where there is nothing, be it as JSON."""
+    return func.nullif(cast(column, Text), "null")
 
 
 def _on_sqlite(field: ColumnClause[Any]) -> ColumnElement[Any]:

@@ -9,8 +9,26 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from manager.store.models import HostRow
+
+
+class StoredShares(NamedTuple):
+    """A VM's share of the host's CPU time and its run-queue delay in seconds per second, as reported ``at``."""
+
+    at: datetime
+    used: float
+    waited: float
+
+    @property
+    def fields(self) -> str:
+        """Those of a status, as JSON text. Finite numbers are written as JSON writes them: there are many."""
+        return f'"cpu_share":{self.used!r},"run_delay_share":{self.waited!r}'
+
+    def status(self, body: str) -> str:
+        """The whole status as JSON text; ``body`` is the one without shares."""
+        return f"{{{self.fields},{body[1:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +39,13 @@ class VmShares:
 
     by_vm: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
-    def status(self, vm: str, at: datetime, used: float, waited: float, body: str) -> tuple[datetime, str]:
-        """When a VM's status was reported, and the whole of it as JSON text, from the columns of its row."""
-        if vm in self.by_vm:
-            used, waited, at_s = self.by_vm[vm]
-            at = datetime.fromtimestamp(at_s, UTC)
-        # Finite numbers are written as JSON writes them: there are many.
-        return at, f'{{"cpu_share":{used!r},"run_delay_share":{waited!r},{body[1:]}'
-
-    def used(self, vm: str, used: float) -> float:
-        """The share of the host's CPU time that a VM used, from the column of its row where nothing newer is known."""
-        return self.by_vm[vm][0] if vm in self.by_vm else used
+    def newest(self, vm: str, stored: StoredShares) -> StoredShares:
+        """The shares of a VM, which are those in the row of its status where nothing newer is known."""
+        newer = self.by_vm.get(vm)
+        if newer is None:
+            return stored
+        used, waited, at_s = newer
+        return StoredShares(datetime.fromtimestamp(at_s, UTC), used, waited)
 
 
 def read_shares(text: str | None) -> VmShares:

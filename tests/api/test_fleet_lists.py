@@ -214,11 +214,12 @@ def test_lists_by_name_are_filtered(fleet: Api, path: str, expected: list[str]) 
     ],
 )
 def test_a_part_reads_what_it_shows(get_api: Callable[[str], Api], path: str, most: int) -> None:
-    """Once the overview is kept. Besides: the token, the revision, and how many hosts there are; of an application also
-    its newest slot."""
+    """Once the overview and parts are kept. Besides: the token, the revision, and how many hosts there are; of an
+    application also its newest slot."""
     api = get_api("postgresql")
     fill(api)
     api.ok("GET", "/fleet/groups?group=host", role="viewer")
+    api.ok("GET", path, role="viewer")
     with counted(api.database) as count:
         api.ok("GET", path, role="viewer")
     assert 0 < count.rows <= most + 3

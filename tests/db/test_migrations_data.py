@@ -39,7 +39,7 @@ from manager.store.models import ApplicationRow, Base, HostRow, UtcDateTime, Win
 from manager.store.tick_packs import ticks_between
 from manager.store.tokens import described_token, list_tokens
 from manager.store.users import described_user
-from manager.store.vms import VmFilter, list_vms
+from manager.store.vm_lists import VmFilter, list_vms
 from manager.store.windows import window_of
 from tests.db.test_migrations import revisions
 

@@ -37,7 +37,8 @@ from manager.store.proposals import (
 )
 from manager.store.registrations import get
 from manager.store.vm_claims import take_statuses
-from manager.store.vms import get_vm, put_vm
+from manager.store.vm_lists import get_vm
+from manager.store.vms import put_vm
 from policies.installed import InstalledPolicy
 from policies.priority import POLICY as PRIORITY
 

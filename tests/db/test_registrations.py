@@ -26,8 +26,9 @@ from manager.store.hosts import adopt_host, put_host, put_statuses, reporting_ho
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registrations import delete, get, page
 from manager.store.source_rows import hosts_of
+from manager.store.vm_lists import VmFilter, get_vm, list_vms
 from manager.store.vm_shares import older_shares
-from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm, vms_for_host
+from manager.store.vms import adopt_vm, delete_vm, put_vm, vms_for_host
 from manager.store.windows import add_samples
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
