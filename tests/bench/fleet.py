@@ -1,15 +1,16 @@
 """What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
 
     python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--ramp-s S] [--warm-up-s 20]
-        [--reads-per-s 2] [--workers N] [--small-fleet 20] [--statements] [--json FILE]
+        [--reads-per-s 2] [--no-browser] [--workers N] [--small-fleet 20] [--statements] [--json FILE]
 
 The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
 log to disk) do. They begin one after the other within ``--ramp-s``, and all are left alone for ``--warm-up-s`` before
-anything counts. Beside them somebody reads lists; ``--reads-per-s 0``: nobody does, for the cost of reports alone. All
-share this machine, which is printed with the numbers; agents, which have others in a fleet, give way to the rest. From
-these a fleet of 10,000 hosts is calculated: an estimate, that cost grows with the number of reports. ``--statements``
-lists what PostgreSQL does for a report.
+anything counts. Beside them somebody reads lists, and opens the fleet page in a real Chromium (``--no-browser``: not
+that), in a new context each time, so that nothing is cached; ``--reads-per-s 0``: nobody does either, for the cost of
+reports alone. All share this machine, which is printed with the numbers; agents, which have others in a fleet, give way
+to the rest. From these a fleet of 10,000 hosts is calculated: an estimate, that cost grows with the number of reports.
+``--statements`` lists what PostgreSQL does for a report.
 
 A report is late when it is acknowledged more than an interval and ``--grace-s`` after the tick that it follows was due.
 Files of the agents are in memory: those of a real fleet are on as many disks.
@@ -25,10 +26,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -40,6 +43,7 @@ from rich.table import Table
 
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, vm_names
+from tests.bench.paints import first_paint
 from tests.bench.site import ManagerProcess, Usage, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
 
@@ -58,12 +62,14 @@ READS = (
     "/events?limit=100",
     "/decisions?limit=100",
 )
+FIRST_PAINT = "first paint of the fleet page"
 BARS = {
     "manager, CPU ms per host and interval": 1.5,
     "PostgreSQL, CPU ms per host and interval": 0.7,
     "late reports": 0.0,
     "requests that failed": 0.0,
     "1,000 VMs read, p95, ms": 50.0,
+    "fleet page, first paint, median, ms": 300.0,
     "agents, CPU ms per host and interval": 3.0,
 }
 """The most that each may be; the last leaves room for 1,000 hosts' agents beside their managers on two cores."""
@@ -89,6 +95,7 @@ class Options:
     grace_s: float
     workers: int
     small_fleet: int | None = None
+    browser: bool = True
 
 
 def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
@@ -254,7 +261,9 @@ class Result:
         """What there are bars for, as measured; nothing for what was not."""
         values = (
             *(self.manager_ms, self.postgres_ms, self.late_reports, self.failed_requests),
-            *(self.read_p95_ms.get(MOST_VMS), self.agents_ms),
+            self.read_p95_ms.get(f"GET {MOST_VMS}"),
+            self.read_ms[FIRST_PAINT].median if FIRST_PAINT in self.read_ms else None,
+            self.agents_ms,
         )
         return {name: value for name, value in zip(BARS, values, strict=True) if value is not None}
 
@@ -266,17 +275,23 @@ def manager_usage(pid: int) -> Usage:
     return Usage(*(sum(values) for values in zip(*map(astuple, parts), strict=True)))
 
 
-def read(client: httpx.Client, until_s: float, per_s: float, took_s: dict[str, list[float]]) -> None:
-    """Lists, one after the other, ``per_s`` of them per second."""
-    for turn in range(1_000_000):
+def read(looks: Sequence[tuple[str, Callable[[], float]]], until_s: float, per_s: float) -> dict[str, list[float]]:
+    """Look at lists and pages by turns, ``per_s`` times a second; milliseconds by name."""
+    took_ms: dict[str, list[float]] = {}
+    for name, look in cycle(looks):
         if per_s:
-            path = READS[turn % len(READS)]
-            began_s = time.perf_counter()
-            client.get(path).raise_for_status()
-            took_s.setdefault(path, []).append((time.perf_counter() - began_s) * 1000)
+            took_ms.setdefault(name, []).append(look())
         if time.monotonic() > until_s:
-            return
+            break
         time.sleep(1 / per_s if per_s else 0.5)
+    return took_ms
+
+
+def answered_ms(client: httpx.Client, path: str) -> float:
+    """How long a list takes."""
+    began_s = time.perf_counter()
+    client.get(path).raise_for_status()
+    return (time.perf_counter() - began_s) * 1000
 
 
 def measure(
@@ -286,9 +301,16 @@ def measure(
     pipes: Sequence[Connection],
     options: Options,
     registering_s: float,
+    paint: Callable[[], float] | None,
 ) -> Result:
-    """Let the agents run, first without counting. ``registering_s`` is how long it took to register all."""
-    client, pid = manager.client, manager.pid
+    """Let the agents run, first without counting.
+
+    ``registering_s`` is how long it took to register all; ``paint`` loads the fleet page.
+    """
+    pid = manager.pid
+    looks = [(f"GET {path}", partial(answered_ms, manager.client, path)) for path in READS]
+    if paint is not None:
+        looks.append((FIRST_PAINT, paint))
     time.sleep(options.warm_up_s)
     for pipe in pipes:
         pipe.send("count")
@@ -298,8 +320,7 @@ def measure(
     before = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
     commits_before = commits_and_flushes(url)
     began_s = time.monotonic()
-    reads: dict[str, list[float]] = {}
-    read(client, began_s + options.seconds, options.reads_per_s, reads)
+    reads = read(looks, began_s + options.seconds, options.reads_per_s)
     spent_s = time.monotonic() - began_s
     after, after_s, after_bytes, after_cpu = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
     postgres_mib = memory_mib(server)
@@ -386,7 +407,7 @@ def show(result: Result) -> None:
         table.add_row(f"{name}, median, p99, most", f"{spread.median:.1f}, {spread.p99:.1f}, {spread.largest:.1f} ms")
     for path, spread in result.read_ms.items():
         figures = f"median {spread.median:.1f}, p95 {result.read_p95_ms[path]:.1f}, p99 {spread.p99:.1f} ms"
-        table.add_row(f"GET {path}", f"{figures} of {spread.count}")
+        table.add_row(path, f"{figures} of {spread.count}")
     workers = f"manager, processes: {result.workers}"
     table.add_row(workers, f"{result.manager_share:.1%} of a core, {result.manager_mib:.0f} MiB at most")
     table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core, {result.postgres_mib:.0f} MiB at the end")
@@ -434,7 +455,9 @@ def run(options: Options) -> Result:
             shown.add_task("agents begin", total=None)
             for pipe in pipes:
                 pipe.recv()
-        return measure(manager, server, url, pipes, options, registering_s)
+        looks = options.browser and options.reads_per_s > 0
+        paint = stack.enter_context(first_paint(manager.url, manager.client, folder)) if looks else None
+        return measure(manager, server, url, pipes, options, registering_s, paint)
 
 
 def agents_of(stack: ExitStack, hosts: Sequence[str], manager: ManagerProcess, options: Options) -> list[Connection]:
@@ -464,6 +487,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up-s", type=float, default=20.0)
     parser.add_argument("--reads-per-s", type=float, default=2.0)
+    parser.add_argument("--no-browser", action="store_true", help="nobody opens the fleet page")
     parser.add_argument("--ramp-s", type=float, help=f"agents begin within; {_BEGIN_PER_S:g} hosts a second by default")
     parser.add_argument("--grace-s", type=float, default=1.0, help="a report is late so long after its interval")
     workers = f"processes of the manager; by default one for each {_HOSTS_PER_WORKER} hosts"
@@ -484,6 +508,7 @@ def main() -> None:
         given.grace_s,
         given.workers or math.ceil(given.hosts / _HOSTS_PER_WORKER),
         given.small_fleet,
+        not given.no_browser,
     )
     with undone_when_told_to_end():
         result = run(options)

@@ -35,6 +35,7 @@ from manager.store.database import open_database
 from tests.bench.figures import STAT, Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet_lists import Fleet
 from tests.bench.fleet_lists import fill as fill_lists
+from tests.bench.paints import times_of
 from tests.e2e.browser import Visits, chromium
 from tests.e2e.past import live_through
 from tests.e2e.service import Service
@@ -56,16 +57,6 @@ SLOT_S, SLOTS, SAMPLES = 5.0, 120, 50
 WARM_S = 10.0
 HOUR_S = 3600.0
 SCENARIO = str(Path(__file__).parents[1] / "e2e/shop.toml")
-PAINTED = """() => new Promise((seen) => new PerformanceObserver((list) =>
-    list.getEntriesByName("first-contentful-paint").length && seen()).observe({ type: "paint", buffered: true }))"""
-TIMES = """() => {
-    const [page] = performance.getEntriesByType("navigation");
-    const [paint] = performance.getEntriesByName("first-contentful-paint");
-    const all = [page, ...performance.getEntriesByType("resource")];
-    return {paint: paint.startTime, answer: page.responseEnd, ready: page.domContentLoadedEventEnd,
-            bytes: all.reduce((sum, one) => sum + one.transferSize, 0),
-            elements: document.querySelectorAll("*").length};
-}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +131,14 @@ def measure_loads(visits: Visits, service: Service, page: str, path: str, applic
     found = []
     for number in range(loads + 1):
         opened = visits.page(service)
-        opened.goto(path, wait_until="load")
-        opened.evaluate(PAINTED)
+        times = times_of(opened, path)
         if number:
-            found.append(opened.evaluate(TIMES))
+            found.append(times)
         opened.context.close()
     spreads = [Spread.of([one[name] for one in found]) for name in ("paint", "answer", "ready")]
     bar_ms = BAR_PAINT_MS if page == "fleet" and applications in {APPLICATIONS[0], LARGE.applications} else None
     spreads.insert(2, Spread.of([one["answer"] for one in found[-LATER:]]))
-    return Load(page, applications, *spreads, found[-1]["bytes"] / 1024, found[-1]["elements"], bar_ms)
+    return Load(page, applications, *spreads, found[-1]["bytes"] / 1024, int(found[-1]["elements"]), bar_ms)
 
 
 def measure_idle(
