@@ -20,7 +20,7 @@ from typing import Any
 from manager.loop.observer import Clock
 from manager.protocol.client import Answer
 from manager.protocol.client import Connection as HttpConnection
-from tests.bench.fleet_agents import THREADS, AgentSpec, Common, SimulatedAgent
+from tests.bench.fleet_agents import THREADS, AgentSpec, Common, SimulatedAgent, begin_process
 from tests.reported import ticks_in
 
 MANAGERS = "managers.example"
@@ -259,6 +259,7 @@ class FaultDriver:
 def drive(orders: Orders, pipe: Connection) -> None:
     """Run agents until told to stop, deliver what is left, and send what was seen."""
     logging.getLogger("manager").setLevel(logging.ERROR)  # that no manager answers is what is wanted
+    begin_process()
     know_managers(orders.addresses, orders.port)
     with ThreadPoolExecutor(THREADS) as pool:
         driver = FaultDriver(orders, pool)

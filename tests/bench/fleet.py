@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import math
 import multiprocessing
-import os
 import re
 import tempfile
 import time
@@ -42,7 +41,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
-from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, vm_names
+from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, memory_folder, vm_names
 from tests.bench.paints import first_paint
 from tests.bench.site import ManagerProcess, Usage, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
@@ -77,7 +76,6 @@ _BEGIN_PER_S = 8.0
 """So many hosts begin in a second, if not said otherwise: a first report is ten times as long as others."""
 _HOSTS_PER_WORKER = 500
 """A manager process takes about 3 ms of CPU time per host and interval in a fleet's first minutes: 0.3 of a core."""
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -462,8 +460,7 @@ def run(options: Options) -> Result:
 
 def agents_of(stack: ExitStack, hosts: Sequence[str], manager: ManagerProcess, options: Options) -> list[Connection]:
     """Start the agents' processes; each says once when all of its agents have begun."""
-    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-agents-", dir=memory)))
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-agents-", dir=memory_folder())))
     context = multiprocessing.get_context("spawn")
     pipes = []
     for number in range(DRIVERS):

@@ -55,6 +55,7 @@ from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost
 
 THREADS = 8
+_MEMORY = Path("/dev/shm")
 TIERS = 4
 """Applications of a host, with two critical VMs each; all other VMs are batch."""
 REQUESTS = 200
@@ -481,13 +482,25 @@ class Driver:
             agent.close()
 
 
+def begin_process() -> None:
+    """Let this process have the files of many agents, about seven each, and give way to managers and database.
+
+    At once, as agents have machines of their own: by nice 5, one that runs keeps a list waiting for up to a slice at
+    each of its statements.
+    """
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def memory_folder() -> Path | None:
+    """Where files of agents are in memory, as those of a real fleet are on as many disks; None: there is none."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else None
+
+
 def drive(orders: Orders, pipe: Connection) -> None:
     """Run agents until told to stop, and send what was seen."""
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a host has about seven
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    # Agents give way at once to managers and database, as they have machines of their own. By nice 5, one that runs
-    # keeps a list waiting for up to a slice at each of its statements.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    begin_process()
     with ThreadPoolExecutor(THREADS) as pool:
         driver = Driver(orders, pool)
         driver.run(pipe)

@@ -5,7 +5,8 @@
 
 Agents are those of ``tests.bench.fleet``, with the product's own timing of exchanges. They find two managers by one
 name: one of three processes, one of two. These share a PostgreSQL that a second one follows (synchronous replication).
-Its disk is a small one in memory, whose flushes can be made slower. It needs root. Faults follow each other:
+Its disk is a small one in memory, whose flushes can be made slower. It needs root. Agents give way to all else. Faults
+follow each other:
 
     worker    one of three processes of a manager is killed
     machine   all processes of the other manager are killed; it starts again after ``--fault-s``
@@ -51,7 +52,7 @@ from tests.bench.fault_figures import Found, Phase, Read, find
 from tests.bench.fault_servers import ServerPair, server_pair
 from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet import register
-from tests.bench.fleet_agents import REQUESTS
+from tests.bench.fleet_agents import REQUESTS, memory_folder
 from tests.bench.site import ManagerProcess
 from tests.bench.vms import BenchError
 
@@ -60,7 +61,7 @@ BAR_RECOVERY_S = 120.0
 DRIVERS = 2
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 SLOW_FLUSH_MS = 100
-DISK_MIB = 700
+DISK_MIB, HOST_DISK_MIB = 600, 3
 _MANY = 1_000_000  # more windows than an application has
 _LONGEST_OUTAGE_S = 10.0
 _NAMED = 5
@@ -299,13 +300,14 @@ def run(options: Options) -> Result:
     hosts = [f"kvm{number:04d}" for number in range(options.hosts)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-faults-")))
-        pair = stack.enter_context(server_pair(DISK_MIB))
+        kept = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-agents-", dir=memory_folder())))
+        pair = stack.enter_context(server_pair(DISK_MIB + HOST_DISK_MIB * options.hosts))
         url = pair.create("fleet")
         managers = Managers(folder, url, options)
         stack.callback(managers.close)
         first, _ = managers.start(0), managers.start(1)
         register(first.client, hosts, options.vms)
-        pipes = agents_of(stack, hosts, managers, first.token, options, folder)
+        pipes = agents_of(stack, hosts, managers, first.token, options, kept)
         looker = Looker(managers.urls(), first.token)
         looker.start()
         before = host_cpu_s()
