@@ -33,7 +33,7 @@ from manager.model.packed_ticks import TickPack
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.registration import HostSpec
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
-from manager.protocol.report import ReportIn, VmStatus
+from manager.protocol.report import ReportedWindow, ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
 from manager.store.decision_packs import store_decisions
@@ -47,6 +47,7 @@ from manager.store.hosts import (
     reporting_host,
     shares_on,
 )
+from manager.store.kept_glances import glances_at, renewed
 from manager.store.models import HostRow
 from manager.store.proposals import take_reports
 from manager.store.registrations import get
@@ -56,7 +57,7 @@ from manager.store.source_rows import replace_source_statuses
 from manager.store.tick_packs import store_ticks
 from manager.store.vm_claims import RefusedVm, Reported, TakenStatuses, take_statuses
 from manager.store.vm_shares import older_shares
-from manager.store.windows import replace_windows
+from manager.store.windows import replace_windows, slot_start
 
 Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datetime, datetime]]
 """The effective dates of reported items, by the claimed dates."""
@@ -208,7 +209,6 @@ def _take(
     missing = missing or (row.last_seen_at is None and body.capabilities is None)  # it was forgotten meanwhile
     capabilities = None if body.capabilities is None else adapter_of(Capabilities).dump_json(body.capabilities).decode()
     tick = None if body.tick is None else body.tick.model_dump_json()
-    note_report(session, row, HostReport(now, body.agent_version, ahead_s, capabilities, tick, shares))
     store_events(session, note_clock(row, ahead_s, context.clock_bound_s, now))
     if body.domains is not None:
         replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
@@ -244,6 +244,8 @@ def _take(
             measured[number] = max(end, measured.get(number, end))
     as_they_came, ticks = _to_date(accepted, now + skew)
     taken = replace_windows(session, name, here, windows, context.slot_length, now + skew, together=not body.live)
+    glances = _glances(context, row.glances, registered.percentiles, here, windows, ahead_s) if windows else None
+    note_report(session, row, HostReport(now, body.agent_version, ahead_s, capabilities, tick, shares, glances))
     stored = ReportOut(
         stored_decisions=store_decisions(session, name, _rows(body.decisions, date)),
         stored_events=store_events(session, _rows(body.events, date)),
@@ -254,6 +256,30 @@ def _take(
         packed_ticks=True,
     )
     return _Taken(stored, refused_vms, registered, measured)
+
+
+def _glances(
+    context: ManagerContext,
+    kept: bytes | None,
+    percentiles: Mapping[int, float],
+    here: Mapping[str, int],
+    windows: Sequence[ReportedWindow],
+    ahead_s: float | None,
+) -> bytes:
+    """What the host's row keeps of the latest windows of its applications, now that these are stored."""
+    measured = {here[window.application] for window in windows}
+    placed: list[tuple[int, datetime, ReportedWindow]] = []
+    if abs(ahead_s or 0.0) <= context.clock_bound_s:  # else windows were moved, and do not fit slots
+        ends = [(window, timestamp(window.end_s)) for window in windows]
+        known = [(here[window.application], end, window) for window, end in ends if end <= context.latest]
+        placed = [
+            (number, slot_start(end, context.slot_length), window)
+            for number, end, window in known
+            if number in percentiles
+        ]
+    glances = glances_at(placed, percentiles, context.slot_length)
+    served = (percentiles.keys() - measured) | {glance.number for glance in glances}
+    return renewed(kept, glances, served, context.slot_length)
 
 
 def _serves(ends: Mapping[int, datetime | None], application: int | None, end: datetime) -> bool:

@@ -136,6 +136,11 @@ class ReportingHost:
         return self.registered.here if self.registered else {}
 
     @property
+    def percentiles(self) -> Mapping[int, float]:
+        """By which the applications (row numbers) are judged, as far as known."""
+        return self.registered.percentiles if self.registered else {}
+
+    @property
     def orders(self) -> tuple[MigrationOrder, ...]:
         """VMs to be migrated from this host, as far as known."""
         return self.registered.orders if self.registered else ()

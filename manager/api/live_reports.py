@@ -10,9 +10,11 @@ from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.control.tenure_rules import Who
 from manager.model.fields import timestamp
+from manager.model.glanced_window import pack_glances
 from manager.protocol.assignment import ReportOut
 from manager.protocol.report import ReportIn
-from manager.store.live_plane import LiveReport, glances_for_row, packed_for_row, store_live
+from manager.store.kept_glances import glances_at
+from manager.store.live_plane import LiveReport, packed_for_row, store_live
 from manager.store.windows import POSTED_LATELY, slot_start
 
 _ALLOWED = frozenset({"agent_version", "tick", "windows", "live", "wants_slots", "vms_changed_only"})
@@ -68,7 +70,7 @@ class LiveReports:
             ahead_s,
             body.tick.model_dump_json(),
             packed_for_row(windows),
-            glances_for_row(windows, settled.percentiles, context.slot_length),
+            pack_glances(glances_at(windows, settled.percentiles, context.slot_length)) if windows else None,
             settled.revision,
             measured,
             frozenset(settled.numbers.values()) - measured,

@@ -56,6 +56,10 @@ class PlacedGlance(NamedTuple):
     slot_us: int
     window: GlancedWindow
 
+    def covers_slot_before(self, length_us: int) -> bool:
+        """Whether the slot before is part of it. Windows begin with their slots, but for what rounding makes of it."""
+        return self.window.start_s * 1e6 < self.slot_us - length_us / 2
+
 
 def glance_at(windows: Collection[Window], percentile: float) -> GlancedWindow:
     """What there is to see of at least one window of an application, as if they were merged.

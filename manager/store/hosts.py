@@ -27,7 +27,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer, undefer
 
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
@@ -80,7 +80,7 @@ def _reporting_query() -> Select[HostRow]:
     query = select(HostRow).where(HostRow.name == bindparam("name", type_=String())).with_for_update()
     # These are reported anew, and settings are for the assignment.
     unread = "tick", "capabilities", *(field.name for field in fields(HostIn))
-    return query.options(*(defer(getattr(HostRow, name)) for name in unread))
+    return query.options(*(defer(getattr(HostRow, name)) for name in unread), undefer(HostRow.glances))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class HostReport:
     capabilities: str | None
     tick: str | None
     shares: str | None
+    glances: bytes | None
 
 
 def note_report(session: Session, host: HostRow, report: HostReport) -> None:
@@ -105,6 +106,7 @@ def note_report(session: Session, host: HostRow, report: HostReport) -> None:
         "reported_capabilities": report.capabilities,
         "reported_tick": report.tick,
         "reported_shares": report.shares,
+        "reported_glances": report.glances,
     }
     rows_of(session, _noting(has_arrays(session)), given)
 
@@ -124,6 +126,7 @@ def _noting(arrays: bool) -> Update:
         "capabilities": reported(row.capabilities),
         "tick": reported(row.tick),
         "shares": func.coalesce(bindparam("reported_shares", type_=String()), row.shares),
+        "glances": func.coalesce(bindparam("reported_glances", type_=row.glances.type), row.glances),
     }
     return update(HostRow).where(row.id == bindparam("host", type_=Integer())).values(changed)
 

@@ -1,27 +1,27 @@
 """The latest windows of all applications at a glance: from what hosts' rows keep, where that is all there is.
 
-Reading a fleet's windows takes most of the time of a list that is sorted by the state of SLAs. A live report says what
-its host's windows show, and mostly nothing newer has come since. The windows of all other applications are read.
+Reading a fleet's windows takes most of the time of a list that is sorted by the state of SLAs. Hosts' rows keep what
+the windows of their reports show, and mostly that is all. The windows of all other applications are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import ARRAY, BigInteger, CompoundSelect, bindparam, column, func, select, text, true, union
 from sqlalchemy.orm import Session
 
 from manager.model.glanced_window import GlancedWindow, glance_at
 from manager.model.packed_records import microseconds, moment_of
-from manager.store.live_plane import live_glances
-from manager.store.models import ApplicationRow
+from manager.store.by_driver import rows_of
+from manager.store.kept_glances import kept_glances
+from manager.store.models import UtcDateTime
 from manager.store.rollup_queue import MINUTE
-from manager.store.row_writes import is_one_of
+from manager.store.row_writes import has_arrays
 from manager.store.window_packs import YOUNG
 from manager.store.windows import recent_windows
-
-_GROUPS = 100  # of applications, looked up by one statement
 
 
 def latest_glances(
@@ -32,38 +32,55 @@ def latest_glances(
     ``until`` as for ``recent_windows``.
     """
     length_us, until_us = slot_length // timedelta(microseconds=1), microseconds(until)
-    live = {
+    kept = {
         number: glance
-        for number, glance in live_glances(session).items()
+        for number, glance in kept_glances(session).items()
         # Else the SLA was another one.
-        if glance.slot_us <= until_us and percentiles.get(number) == glance.window.percentile
+        if glance.placed.slot_us <= until_us and percentiles.get(number) == glance.placed.window.percentile
     }
-    # What history brought of its slot, or of the one before, is part of the latest window, too.
-    outdated = _measured_since(session, {number: one.slot_us - length_us for number, one in live.items()}, until)
-    glances = {number: glance.window for number, glance in live.items() if number not in outdated}
+    # What is stored of its slot, or of the one before, is part of the latest window, too.
+    since_us = {number: glance.placed.slot_us - length_us for number, glance in kept.items()}
+    outdated = {
+        number
+        for number, origin in _measured_since(session, since_us, until)
+        # What its own host brought was compared with the glance then, if that covers both.
+        if origin != kept[number].host or not kept[number].placed.covers_slot_before(length_us)
+    }
+    glances = {number: glance.placed.window for number, glance in kept.items() if number not in outdated}
     names = {number: str(number) for number in percentiles if number not in glances}
     recent = recent_windows(session, names, slot_length, 2, until=until) if names else {}
     return glances | {int(name): glance_at(slots, percentiles[int(name)]) for name, slots in recent.items()}
 
 
-def _measured_since(session: Session, since_us: Mapping[int, int], until: datetime) -> frozenset[int]:
-    """Those of these applications, by row number, of which history brought a slot from a moment of each to ``until``.
+def _measured_since(session: Session, since_us: Mapping[int, int], until: datetime) -> Iterator[tuple[int, str]]:
+    """Those of these applications, by row number, of which a slot is stored from a moment of each to ``until``.
 
-    Where it brought some of a minute that began later, that counts.
+    Each with the origins of such slots. Where some of a minute are stored that began later, that counts.
     """
+    if has_arrays(session):
+        given = {"numbers": [*since_us], "since_us": [*since_us.values()], "until": until, "end": until + MINUTE}
+        yield from rows_of(session, _since(), given)
+        return
     alike: dict[int, list[int]] = {}
     for number, moment_us in since_us.items():
         alike.setdefault(moment_us, []).append(number)
-    newest = [
-        select(func.max(moment)).where(kind.application_id == ApplicationRow.id, moment <= latest).scalar_subquery()
-        for (kind, moment), latest in zip(YOUNG, (until, until + MINUTE), strict=True)
-    ]
-    groups = [
-        is_one_of(session, ApplicationRow.id, numbers) & or_(*(slot >= moment_of(moment_us) for slot in newest))
-        for moment_us, numbers in alike.items()
-    ]
-    queries = (
-        select(ApplicationRow.id).where(or_(*groups[first : first + _GROUPS]))
-        for first in range(0, len(groups), _GROUPS)
-    )
-    return frozenset(number for query in queries for number in session.scalars(query))
+    for moment_us, numbers in alike.items():
+        for (kind, moment), end in zip(YOUNG, (until, until + MINUTE), strict=True):
+            query = select(kind.application_id, kind.origin).where(kind.application_id.in_(numbers))
+            rows = session.execute(query.where(moment.between(moment_of(moment_us), end)).distinct())
+            yield from ((number, origin) for number, origin in rows)
+
+
+@cache
+def _since() -> CompoundSelect[int, str]:
+    """One look at the index of each table for each application, however many moments there are."""
+    names = "numbers", "since_us"
+    given = (bindparam(name, type_=ARRAY(BigInteger(), dimensions=1)) for name in names)
+    kept = func.unnest(*given).table_valued(*(column(name, BigInteger()) for name in names)).render_derived()
+    since = text("timestamptz 'epoch'") + kept.c.since_us * text("interval '1 microsecond'")
+    selects = []
+    for (kind, moment), end in zip(YOUNG, ("until", "end"), strict=True):
+        stored = select(kind.origin).where(kind.application_id == kept.c.numbers, moment >= since)
+        found = stored.where(moment <= bindparam(end, type_=UtcDateTime())).distinct().lateral()
+        selects.append(select(kept.c.numbers, found.c.origin).join_from(kept, found, true()))
+    return union(*selects)

@@ -6,9 +6,9 @@ windows make no rows: they stay in the host's row until the next live report, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 
 from sqlalchemy import (
@@ -30,9 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from manager.control.tenure_rules import Who
-from manager.model.glanced_window import PlacedGlance, glance_at, pack_glances, unpack_glances
 from manager.model.packed_live import pack_live, unpack_live
-from manager.model.packed_records import microseconds
 from manager.model.window import Window
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
@@ -151,40 +149,6 @@ def packed_for_row(windows: Iterable[tuple[int, datetime, Window]]) -> bytes | N
     """Windows with the row numbers of their applications and the starts of their slots, as a host's row keeps them."""
     packs = [(number, as_packed(slot, "", window)) for number, slot, window in windows]
     return pack_live(packs) if packs else None
-
-
-def glances_for_row(
-    windows: Iterable[tuple[int, datetime, Window]], percentiles: Mapping[int, float], slot_length: timedelta
-) -> bytes | None:
-    """What lists show of the latest windows among these, given as for ``packed_for_row``, as a host's row keeps it.
-
-    ``percentiles``: which one, by row number of the application.
-    """
-    slots: dict[int, dict[datetime, Window]] = {}
-    for number, slot, window in windows:
-        of_application = slots.setdefault(number, {})
-        other = of_application.get(slot, window)
-        of_application[slot] = max(other, window, key=lambda one: (one.histogram.count, one.end_s))
-    if not slots:
-        return None
-    glances = []
-    for number, of_application in slots.items():
-        newest = max(of_application)
-        latest = [window for slot, window in of_application.items() if slot >= newest - slot_length]
-        glances.append(PlacedGlance(number, microseconds(newest), glance_at(latest, percentiles[number])))
-    return pack_glances(glances)
-
-
-def live_glances(session: Session) -> dict[int, PlacedGlance]:
-    """At the windows of the last live reports of all hosts: by row number, the applications in one of these alone."""
-    glances: dict[int, PlacedGlance] = {}
-    twice: set[int] = set()
-    for body in session.scalars(select(HostRow.glances).where(HostRow.glances.is_not(None))):
-        for glance in unpack_glances(body or b""):
-            if glance.number in glances:
-                twice.add(glance.number)
-            glances[glance.number] = glance
-    return {number: glance for number, glance in glances.items() if number not in twice}
 
 
 def live_windows(session: Session, numbers: Collection[int]) -> list[StoredWindow]:

@@ -12,12 +12,11 @@ from sqlalchemy import func, select, update
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
-from manager.model.glanced_window import PlacedGlance
 from manager.model.histogram import Histogram
 from manager.rate_limit import RateLimit
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
-from manager.store.live_plane import live_glances
+from manager.store.kept_glances import KeptGlance, kept_glances
 from manager.store.models import HostRow
 from manager.store.watched_hosts import look_at
 from manager.store.window_packs import YOUNG
@@ -262,10 +261,10 @@ def seen(api: Api) -> tuple[object, ...]:
     return shop["sla_state"], shop["measured_ms"], shop["measured_at"], shop["rate_rps"]
 
 
-def kept(api: Api) -> dict[int, PlacedGlance]:
+def kept(api: Api) -> dict[int, KeptGlance]:
     """Glances that the rows of hosts hold."""
     with api.database.reading() as session:
-        return live_glances(session)
+        return kept_glances(session)
 
 
 def without_glances(api: Api) -> tuple[object, ...]:
