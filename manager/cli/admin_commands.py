@@ -92,7 +92,7 @@ def ensure_token_file(database: Database, path: Path, name: str, role: Role, hos
         principal = authenticate(database, path.read_text().strip(), now) if path.exists() else None
         if principal is not None and (principal.role, principal.host) == (role, host):
             return
-        with database.registering() as session:
+        with database.exclusively() as session:
             for row in replaced_tokens(session, name, role, host):
                 record(session, local_actor(), "token.delete", row.name, now, described_token(session, row), None)
                 revoke_token(session, row.name)

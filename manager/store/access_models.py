@@ -15,6 +15,7 @@ class TokenRow(Registered):
 
     __tablename__ = "tokens"
     kind = "token"
+    assigned = False
 
     role: Mapped[str]
     host: Mapped[str | None]
@@ -29,6 +30,7 @@ class UserRow(Registered):
 
     __tablename__ = "users"
     kind = "user"
+    assigned = False
 
     role: Mapped[str]
     password_hash: Mapped[str]

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from manager.store.access_models import AuditRetentionRow, AuditRow
-from manager.store.database import Database
+from manager.store.database import Database, note_registration
 from manager.store.event_records import Position
 from manager.store.models import Json
 from manager.store.registrations import Row, find
@@ -90,7 +90,9 @@ def audited(
     describe: Callable[[Session, Row], Json],
     now: datetime,
 ) -> Iterator[Session]:
-    """``Database.registering`` for a change of one object, which is recorded if it changed what was registered.
+    """A transaction that changes one object exclusively, which is recorded if it changed what was registered.
+
+    Only then are registrations of a new revision, and only by objects on which assignments depend.
 
     ``describe`` returns what was registered, without secrets. Nothing is recorded when the block raises.
     """
@@ -99,11 +101,13 @@ def audited(
         row = find(session, kind, name)
         return (row.etag, describe(session, row)) if row else (None, None)
 
-    with database.registering() as session:
+    with database.exclusively() as session:
         etag, before = state(session)
         yield session
         new_etag, after = state(session)
         if new_etag != etag:
+            if kind.assigned:
+                note_registration(session)
             record(session, actor, action, name, now, before, after)
 
 

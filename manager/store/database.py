@@ -143,14 +143,24 @@ class Database:
         return changed
 
     @contextmanager
-    def registering(self) -> Iterator[Session]:
+    def exclusively(self) -> Iterator[Session]:
         """Like ``writing``, but one at a time in the whole fleet.
 
-        Registrations are rare and depend on each other (a domain belongs to one VM, a VM to one tier), so they are
-        checked and written one after the other.
+        What is registered, users and tokens change seldom and depend on each other (a domain belongs to one VM, a VM to
+        one tier), so they are checked and written one after the other.
         """
         with self.writing() as session:
             lock_registrations(session)
+            yield session
+
+    @contextmanager
+    def registering(self) -> Iterator[Session]:
+        """Like ``exclusively``, for hosts, VMs, applications and proposals: of a new ``registration_revision``.
+
+        With that all managers read all registrations again, and hosts their assignments, so it is for these alone.
+        """
+        with self.exclusively() as session:
+            note_registration(session)
             yield session
 
     @contextmanager
@@ -276,12 +286,13 @@ def is_known(revision: str) -> bool:
 
 
 def lock_registrations(session: Session) -> None:
-    """Register exclusively until the end of the transaction, with a new ``registration_revision``.
-
-    Writers on SQLite are alone anyway.
-    """
+    """Register exclusively until the end of the transaction. Writers on SQLite are alone anyway."""
     if is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
+
+
+def note_registration(session: Session) -> None:
+    """Begin a new ``registration_revision``, in a transaction that registers exclusively."""
     insert = insert_for(session, RevisionRow).values(id=1, number=time.time_ns() // 1000)
     following = RevisionRow.number + 1
     greater = case((following > insert.excluded.number, following), else_=insert.excluded.number)

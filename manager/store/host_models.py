@@ -102,6 +102,7 @@ class JoinTokenRow(Registered):
 
     __tablename__ = "join_tokens"
     kind = "join token"
+    assigned = False
 
     host: Mapped[str | None]
     replace: Mapped[bool] = mapped_column(server_default=false())

@@ -32,7 +32,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer, undef
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
-from manager.store.database import insert_for, is_postgresql, lock_registrations
+from manager.store.database import insert_for, is_postgresql, lock_registrations, note_registration
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
 from manager.store.last_ticks import json_text
 from manager.store.models import HostRow, Json, UtcDateTime, VmRow, VmStatusRow
@@ -71,6 +71,7 @@ def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostR
         lock_registrations(session)
         row = session.scalars(query, wanted).one_or_none()  # another request may have registered it meanwhile
     if row is None:
+        note_registration(session)
         row, _ = put_host(session, defaults, now, lambda _etag: None)
     return row
 

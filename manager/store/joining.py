@@ -41,7 +41,7 @@ _LONGEST = timedelta(days=30)
 def create_join_token(
     session: Session, name: str, host: str | None, now: datetime, expires_at: datetime, *, replace: bool = False
 ) -> tuple[JoinTokenRow, str]:
-    """Create a join token; the second result is its secret. Call it in ``Database.registering``.
+    """Create a join token; the second result is its secret. Call it in ``Database.exclusively``.
 
     ``host`` None: for any host. Only ``replace``, which needs ``host``, admits a host that has joined already, and
     replaces its tokens. Raises InvalidRequest, Conflict.
@@ -72,7 +72,7 @@ def join(database: Database, secret: str, host: str, address: str, now: datetime
     refuse_bad_host("name", host)
     with database.reading() as session:  # attempts without a valid token write nothing
         _usable(session, secret, host, now)
-    with database.registering() as session:
+    with database.exclusively() as session:
         token = _usable(session, secret, host, now)
         replaced = host_tokens(session, host)
         live = [old.name for old in replaced if not has_expired(old, now)]

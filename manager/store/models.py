@@ -177,6 +177,8 @@ class Registered(Base):
     __abstract__ = True
     __table_args__: object = {"sqlite_autoincrement": True}  # never reuse an id: the ETag is built from it
     kind: ClassVar[str]
+    assigned: ClassVar[bool] = True
+    """Whether assignments of hosts depend on it."""
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)

@@ -25,7 +25,7 @@ from manager.model.migration import (
 from manager.model.records import Severity
 from manager.model.registration import Mode
 from manager.store import audit
-from manager.store.database import lock_registrations
+from manager.store.database import lock_registrations, note_registration
 from manager.store.event_records import Position, store_events
 from manager.store.host_models import DomainRow, ProposalRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
@@ -167,6 +167,7 @@ def take_reports(session: Session, host: str, reports: Sequence[MigrationReport]
     ]
     if any(row.state is not report.state for row, report in known):
         lock_registrations(session)
+        note_registration(session)
     for row, report in known:
         row.reported_at, row.copied = now, report.copied
         if row.begun_at is None and report.state is not MigrationState.FAILED:
@@ -192,6 +193,7 @@ def close_proposals(session: Session, now: datetime, since: datetime = _EVER) ->
     ends = [(row, end) for row in rows if (end := _end(session, row, now, since)) is not None]
     if ends:
         lock_registrations(session)
+        note_registration(session)
     for row, end in ends:
         if end is MigrationState.EXPIRED:
             row.state, row.ended_at = end, now

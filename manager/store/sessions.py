@@ -76,7 +76,7 @@ def sign_in(
         count_try(database, name, address, now)
         proven_hash = _proven_hash(database, known_name, password)
     secret = secrets.token_urlsafe(_SECRET_BYTES)
-    with database.registering() as session:  # nobody may change the user or the token meanwhile
+    with database.exclusively() as session:  # nobody may change the user or the token meanwhile
         user = find(session, UserRow, known_name)
         token = find(session, TokenRow, known_name)
         owner: UserRow | TokenRow | None = None

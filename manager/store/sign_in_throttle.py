@@ -53,7 +53,7 @@ def count_try(database: Database, name: str, address: str, now: datetime) -> Non
 
     Raises SignInThrottled; such an attempt does not count. ``forgive`` removes it after success.
     """
-    with database.registering() as session:
+    with database.exclusively() as session:
         session.execute(delete(SignInFailureRow).where(SignInFailureRow.at > now + AHEAD))
         _refuse(session, name, address, now)
         excess = (session.scalar(select(func.count(SignInFailureRow.id))) or 0) - MOST_ROWS + 1
@@ -93,7 +93,7 @@ def record_refusal(session: Session, name: str, address: str, now: datetime) -> 
     """Add a failed sign-in to the audit, as long as there were few for that name within a day.
 
     Beyond that, a row for each ``KEEP`` says how many failed in that time, of all names. ``name`` is empty for an
-    unknown one. Call it in ``Database.registering``.
+    unknown one. Call it in ``Database.exclusively``.
     """
     rows = select(func.count(AuditRow.id)).where(
         AuditRow.actor == name, AuditRow.at <= now + AHEAD, AuditRow.action == REFUSE

@@ -75,7 +75,7 @@ def create_token(
     expires_at: datetime | None = None,
     application: str | None = None,
 ) -> tuple[TokenRow, str]:
-    """Make a token, returned with its secret, which cannot be read again. Call it in ``Database.registering``.
+    """Make a token, returned with its secret, which cannot be read again. Call it in ``Database.exclusively``.
 
     ``expires_at`` None: it lasts until it is revoked.
 

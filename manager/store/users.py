@@ -43,7 +43,7 @@ def is_password(row: UserRow | None, password: str) -> bool:
 
 
 def create_user(session: Session, name: str, role: Role, password_hash: str, now: datetime) -> UserRow:
-    """Add a user. Call it in ``Database.registering``. Raises InvalidRequest naming the field, or Conflict."""
+    """Add a user. Call it in ``Database.exclusively``. Raises InvalidRequest naming the field, or Conflict."""
     refuse_bad_name("name", name)
     if find(session, UserRow, name) is not None:
         raise Conflict(f"there is a user named {name!r} already")
@@ -56,7 +56,7 @@ def create_user(session: Session, name: str, role: Role, password_hash: str, now
 
 
 def set_role(session: Session, name: str, role: Role, now: datetime, precondition: Precondition) -> UserRow:
-    """Give a user a role, and end its sessions if that is another one. Call it in ``Database.registering``.
+    """Give a user a role, and end its sessions if that is another one. Call it in ``Database.exclusively``.
 
     Raises NotFound, or Conflict for the last administrator.
     """
@@ -73,7 +73,7 @@ def set_role(session: Session, name: str, role: Role, now: datetime, preconditio
 
 
 def remove_user(session: Session, name: str, precondition: Precondition) -> None:
-    """Remove a user, whose sessions end. Call it in ``Database.registering``.
+    """Remove a user, whose sessions end. Call it in ``Database.exclusively``.
 
     Raises NotFound, or Conflict for the last administrator.
     """
