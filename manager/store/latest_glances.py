@@ -10,14 +10,27 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 
-from sqlalchemy import ARRAY, BigInteger, CompoundSelect, bindparam, column, func, select, text, true, union
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CompoundSelect,
+    bindparam,
+    column,
+    func,
+    literal_column,
+    select,
+    text,
+    true,
+    union,
+)
 from sqlalchemy.orm import Session
 
 from manager.model.glanced_window import GlancedWindow, glance_at
 from manager.model.packed_records import microseconds, moment_of
 from manager.store.by_driver import rows_of
 from manager.store.kept_glances import kept_glances
-from manager.store.models import UtcDateTime
+from manager.store.models import UtcDateTime, WindowRow
+from manager.store.pack_models import WindowMinuteRow
 from manager.store.rollup_queue import MINUTE
 from manager.store.row_writes import has_arrays
 from manager.store.window_packs import YOUNG
@@ -58,8 +71,9 @@ def _measured_since(session: Session, since_us: Mapping[int, int], until: dateti
     Each with the origins of such slots. Where some of a minute are stored that began later, that counts.
     """
     if has_arrays(session):
-        given = {"numbers": [*since_us], "since_us": [*since_us.values()], "until": until, "end": until + MINUTE}
-        yield from rows_of(session, _since(), given)
+        first = moment_of(min(since_us.values(), default=0))
+        given = {"numbers": [*since_us], "since_us": [*since_us.values()], "first": first}
+        yield from rows_of(session, _since(), {**given, "until": until, "end": until + MINUTE})
         return
     alike: dict[int, list[int]] = {}
     for number, moment_us in since_us.items():
@@ -73,14 +87,17 @@ def _measured_since(session: Session, since_us: Mapping[int, int], until: dateti
 
 @cache
 def _since() -> CompoundSelect[int, str]:
-    """One look at the index of each table for each application, however many moments there are."""
+    """One look at each table for each application, however many moments there are."""
     names = "numbers", "since_us"
     given = (bindparam(name, type_=ARRAY(BigInteger(), dimensions=1)) for name in names)
     kept = func.unnest(*given).table_valued(*(column(name, BigInteger()) for name in names)).render_derived()
+    first, until, end = (bindparam(name, type_=UtcDateTime()) for name in ("first", "until", "end"))
     since = text("timestamptz 'epoch'") + kept.c.since_us * text("interval '1 microsecond'")
-    selects = []
-    for (kind, moment), end in zip(YOUNG, ("until", "end"), strict=True):
-        stored = select(kind.origin).where(kind.application_id == kept.c.numbers, moment >= since)
-        found = stored.where(moment <= bindparam(end, type_=UtcDateTime())).distinct().lateral()
-        selects.append(select(kept.c.numbers, found.c.origin).join_from(kept, found, true()))
-    return union(*selects)
+    row, minute = WindowRow, WindowMinuteRow
+    # Mostly there are few rows, which an index finds by their slots.
+    newer = (row.application_id == kept.c.numbers) & (row.slot >= since)
+    rows = select(kept.c.numbers, row.origin).join_from(kept, row, newer).where(row.slot.between(first, until))
+    # OFFSET keeps PostgreSQL from reading the whole table once in place of the index for each application.
+    stored = select(minute.origin).where(minute.application_id == kept.c.numbers, minute.newest >= since)
+    found = stored.where(minute.newest <= end).offset(literal_column("0")).lateral()
+    return union(rows, select(kept.c.numbers, found.c.origin).join_from(kept, found, true()))
