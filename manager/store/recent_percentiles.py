@@ -21,7 +21,9 @@ from manager.store.window_packs import Place
 from manager.store.windows import windows_at
 
 MOST_READ = 1000
-"""About how many slots are read for one answer: so the first one takes no longer than others; the next ones go on."""
+"""About how many slots are read for one answer; the next ones go on."""
+MOST_AT_FIRST = 480
+"""And for one about applications most of which are new here: somebody waits for a page, which soon asks again."""
 
 _SLOTS_OF_MINUTE = 12  # at the default interval
 _FRESH = timedelta(seconds=30)
@@ -93,7 +95,7 @@ class RecentPercentiles:
         """By application (row number) and start of the slot, slots that begin from ``since`` to ``now``.
 
         ``percentiles`` are those wanted by application, the most urgent first. Of slots older than half a minute some
-        may be missing, see ``MOST_READ``.
+        may be missing, see ``MOST_READ`` and ``MOST_AT_FIRST``.
         """
         with self._lock:
             lines = {
@@ -106,12 +108,13 @@ class RecentPercentiles:
             }
             minutes = {number: self._minutes.get(number, {}) if lines[number] else {} for number in percentiles}
             called = min((self._called.get(number, now) for number in percentiles), default=now)
-        places, minutes = _new_minutes(session, lines, minutes, since, now)
-        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now, places)
+        most = MOST_READ if 2 * sum(map(bool, lines.values())) >= len(lines) else MOST_AT_FIRST
+        places, minutes = _new_minutes(session, lines, minutes, since, now, most)
+        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now, most, places)
         sums = _states(session, percentiles, since, now, WindowRow.application_id)
         for number, line in lines.items():
-            if read < MOST_READ and sums.get((number,)) != _sum(line.values()):
-                read += _renew(session, {number: line}, percentiles, since, now)
+            if read < most and sums.get((number,)) != _sum(line.values()):
+                read += _renew(session, {number: line}, percentiles, since, now, most)
         with self._lock:
             self._lines |= lines
             self._minutes |= minutes
@@ -130,6 +133,7 @@ def _new_minutes(
     minutes: Mapping[int, _Minutes],
     since: datetime,
     now: datetime,
+    most: int,
 ) -> tuple[set[Place], dict[int, _Minutes]]:
     """The slots from ``since`` to ``now`` of rows of minutes that were not read, and all that are read now.
 
@@ -154,8 +158,7 @@ def _new_minutes(
         if minute not in known[number] or known[number][minute].since > max(since, floor(newest, MINUTE))
     ]
     wanted = {
-        minute: (number, newest)
-        for newest, number, minute in sorted(unread, reverse=True)[: MOST_READ // _SLOTS_OF_MINUTE]
+        minute: (number, newest) for newest, number, minute in sorted(unread, reverse=True)[: most // _SLOTS_OF_MINUTE]
     }
     places: set[Place] = set()
     for minute, body in session.execute(select(row.id, row.body).where(is_one_of(session, row.id, wanted))):
@@ -172,6 +175,7 @@ def _renew(
     percentiles: Mapping[int, float],
     since: datetime,
     now: datetime,
+    most: int,
     places: Collection[Place] = (),
 ) -> int:
     """Bring lines up to date with the slots that begin from ``since`` to ``now``, and with those of ``places``.
@@ -190,7 +194,7 @@ def _renew(
         for (number, slot), state in states.items()
         if slot not in lines[number] or lines[number][slot].state != state
     ]
-    changed = sorted({*gone, *other}, key=lambda place: place[1], reverse=True)[:MOST_READ]
+    changed = sorted({*gone, *other}, key=lambda place: place[1], reverse=True)[:most]
     changed = sorted({*changed, *places})
     windows = windows_at(session, changed, {})
     for number, slot in changed:

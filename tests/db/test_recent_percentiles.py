@@ -120,10 +120,11 @@ def test_origins_of_a_slot_are_told_together_and_of_ready_ones_the_latest(lines:
 
 def test_of_much_that_is_new_a_part_is_read_for_each_answer(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent_percentiles, "MOST_READ", 20)
+    monkeypatch.setattr(recent_percentiles, "MOST_AT_FIRST", 10)
     for name in NAMES:
         lines.report(*(window(5.0 * number, 10, name=name) for number in range(1, 100)))
     told = [{name: len(line) for name, line in lines.all().items()} for _ in range(20)]
-    assert sum(told[0].values()) <= 40
+    assert sum(told[0].values()) <= 20
     assert all(sum(after.values()) <= sum(before.values()) + 40 for before, after in pairwise(told))
     assert told[-1] == dict.fromkeys(NAMES, 99)
     assert next(one for one in told if one["blog"] == 99)["shop"] < 99, "the most urgent first"
