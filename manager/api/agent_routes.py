@@ -28,6 +28,7 @@ from manager.control.dating import dated
 from manager.errors import Conflict
 from manager.model.fields import adapter_of, fields_of, json_of, timestamp
 from manager.model.host import Capabilities
+from manager.model.host_health import TickHealth
 from manager.model.packed_records import moment_of
 from manager.model.packed_ticks import TickPack
 from manager.model.records import DecisionRecord, Event, TickRecord
@@ -245,7 +246,9 @@ def _take(
     as_they_came, ticks = _to_date(accepted, now + skew)
     taken = replace_windows(session, name, here, windows, context.slot_length, now + skew, together=not body.live)
     glances = _glances(context, row.glances, registered.percentiles, here, windows, ahead_s) if windows else None
-    note_report(session, row, HostReport(now, body.agent_version, ahead_s, capabilities, tick, shares, glances))
+    health = TickHealth() if body.tick is None else body.tick.health
+    report = HostReport(now, body.agent_version, ahead_s, capabilities, tick, health, shares, glances)
+    note_report(session, row, report)
     stored = ReportOut(
         stored_decisions=store_decisions(session, name, _rows(body.decisions, date)),
         stored_events=store_events(session, _rows(body.events, date)),

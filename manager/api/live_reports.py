@@ -69,6 +69,7 @@ class LiveReports:
             body.agent_version,
             ahead_s,
             body.tick.model_dump_json(),
+            body.tick.health,
             packed_for_row(windows),
             pack_glances(glances_at(windows, settled.percentiles, context.slot_length)) if windows else None,
             settled.revision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from manager.model.registration import Mode
 
@@ -20,6 +21,17 @@ class HostHealth(StrEnum):
     SLOW = "slow"
     NEVER_REPORTED = "never_reported"
     HEALTHY = "healthy"
+
+
+class TickHealth(NamedTuple):
+    """What a tick says of its host's health: its errors and length, the connection to libvirt, and the busy share of
+    the host's pCPUs. None: there was no tick.
+    """
+
+    tick_errors: int | None = None
+    tick_ms: float | None = None
+    libvirt_connected: bool | None = None
+    busy_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

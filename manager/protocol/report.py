@@ -26,6 +26,7 @@ from manager.model.fields import (
 from manager.model.finding import Findings
 from manager.model.histogram import Histogram
 from manager.model.host import Capabilities
+from manager.model.host_health import TickHealth
 from manager.model.job import BatchVm
 from manager.model.knobs import Knob
 from manager.model.migration import MigrationReport
@@ -299,6 +300,11 @@ class TickStatus(Schema):
     power_controls: PowerControlStatus | None = Field(
         default=None, exclude_if=lambda controls: controls is None, description="absent: nothing of it is changed"
     )
+
+    @property
+    def health(self) -> TickHealth:
+        """What it says of the host's health."""
+        return TickHealth(self.errors, self.duration_ms, self.libvirt_connected, self.host_cpu_share)
 
 
 _PackedTicks = Annotated[

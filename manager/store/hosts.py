@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, defer, undefer
 
 from manager.model.fields import fields_of
+from manager.model.host_health import TickHealth
 from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
 from manager.store.database import insert_for, is_postgresql, lock_registrations, note_registration
@@ -93,6 +94,7 @@ class HostReport:
     clock_ahead_s: float | None
     capabilities: str | None
     tick: str | None
+    health: TickHealth
     shares: str | None
     glances: bytes | None
 
@@ -106,6 +108,7 @@ def note_report(session: Session, host: HostRow, report: HostReport) -> None:
         "ahead": report.clock_ahead_s,
         "reported_capabilities": report.capabilities,
         "reported_tick": report.tick,
+        **report.health._asdict(),
         "reported_shares": report.shares,
         "reported_glances": report.glances,
     }
@@ -120,12 +123,14 @@ def _noting(arrays: bool) -> Update:
         text = bindparam(f"reported_{column.key}", type_=String())
         return func.coalesce(cast(text, JSON()) if arrays else text, column)
 
+    health = {name: getattr(row, name) for name in TickHealth._fields}
     changed = {
         "last_seen_at": bindparam("now", type_=UtcDateTime()),
         "agent_version": bindparam("reported_version", type_=String()),
         "clock_ahead_s": func.coalesce(bindparam("ahead", type_=row.clock_ahead_s.type), row.clock_ahead_s),
         "capabilities": reported(row.capabilities),
         "tick": reported(row.tick),
+        **{name: func.coalesce(bindparam(name, type_=known.type), known) for name, known in health.items()},
         "shares": func.coalesce(bindparam("reported_shares", type_=String()), row.shares),
         "glances": func.coalesce(bindparam("reported_glances", type_=row.glances.type), row.glances),
     }

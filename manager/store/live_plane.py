@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from manager.control.tenure_rules import Who
+from manager.model.host_health import TickHealth
 from manager.model.packed_live import pack_live, unpack_live
 from manager.model.window import Window
 from manager.store.access_models import TokenRow
@@ -56,6 +57,7 @@ class LiveReport:
     agent_version: str
     clock_ahead_s: float | None
     tick: str
+    health: TickHealth
     windows: bytes | None
     glances: bytes | None
     revision: int
@@ -84,6 +86,7 @@ def store_live(
         "reported_version": report.agent_version,
         "ahead": report.clock_ahead_s,
         "reported_tick": report.tick,
+        **report.health._asdict(),
         "windows": report.windows,
         "glances": report.glances,
         "revision": report.revision,
@@ -116,6 +119,7 @@ def _statement(arrays: bool) -> Update:
         "agent_version": bindparam("reported_version", type_=String()),
         "clock_ahead_s": func.coalesce(bindparam("ahead", type_=column.clock_ahead_s.type), column.clock_ahead_s),
         "tick": cast(tick, JSON()) if arrays else tick,
+        **{name: bindparam(name, type_=column[name].type) for name in TickHealth._fields},
         "live": func.coalesce(bindparam("windows", type_=column.live.type), column.live),
         "glances": func.coalesce(bindparam("glances", type_=column.glances.type), column.glances),
     }

@@ -198,6 +198,7 @@ class HostRow(Registered):
     ``silent`` and ``clock_off``: according to the latest event it does not report, or its clock is off; ``back_at``:
     when it last reported again after silence. ``clock_ahead_s``: its clock's lead at the last report; null: unknown.
     ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
+    ``tick_errors`` to ``busy_share`` are those fields of ``tick`` that lists of all hosts read.
     ``shares``: what VMs used since, see ``manager.store.vm_shares``; read only where it is asked for.
     ``watched_until``: see ``manager.store.watched_hosts``; null: nobody ever looked.
     ``live``: windows of its last live report, see ``manager.store.live_plane``, and ``glances``: what lists show of
@@ -237,6 +238,10 @@ class HostRow(Registered):
     rival_boot: Mapped[str | None]
     rival_at: Mapped[datetime | None]
     tick: Mapped[Json | None]
+    tick_errors: Mapped[int | None] = mapped_column(BigInteger)
+    tick_ms: Mapped[float | None]
+    libvirt_connected: Mapped[bool | None]
+    busy_share: Mapped[float | None]
     capabilities: Mapped[Json | None]
     shares: Mapped[str | None] = mapped_column(deferred=True)
     watched_until: Mapped[datetime | None]

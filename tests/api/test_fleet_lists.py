@@ -9,7 +9,9 @@ import pytest
 from prometheus_client.utils import floatToGoString
 from sqlalchemy import insert, update
 
+from manager.model.host_health import TickHealth
 from manager.model.registration import Mode, VmClass
+from manager.protocol.report import TickStatus
 from manager.store.models import ApplicationRow, HostRow, VmRow
 from tests.api.conftest import CAPABILITIES, START, Api, report, status, tick, window
 from tests.statements import counted
@@ -21,6 +23,12 @@ TICKS: dict[int, dict[str, Any]] = {
     9: tick(errors=0, duration_ms=6000.0),
 }
 """Of hosts with problems, by number; host 5 is silent, and host 6 never reported."""
+
+
+def ticked(last: dict[str, Any] | None) -> dict[str, object]:
+    """The columns of a host with this last tick."""
+    health = TickHealth() if last is None else TickStatus.model_validate(last).health
+    return {"tick": last, **health._asdict()}
 
 
 def fill(api: Api) -> None:
@@ -36,7 +44,7 @@ def fill(api: Api) -> None:
             "pinning": False,
             "silent": number == 5,
             "last_seen_at": None if number == 6 else START,
-            "tick": None if number == 6 else TICKS.get(number, tick(errors=0, host_cpu_share=number / 100)),
+            **ticked(None if number == 6 else TICKS.get(number, tick(errors=0, host_cpu_share=number / 100))),
         }
         for number in numbers
     ]

@@ -7,10 +7,11 @@ The agents are the product's own, with a journal, an outbox and a connection eac
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
 log to disk) do. They begin one after the other within ``--ramp-s``, and all are left alone for ``--warm-up-s`` before
 anything counts. Beside them somebody reads lists, and opens the fleet page in a real Chromium (``--no-browser``: not
-that), in a new context each time, so that nothing is cached; ``--reads-per-s 0``: nobody does either, for the cost of
-reports alone. All share this machine, which is printed with the numbers; agents, which have others in a fleet, give way
-to the rest. From these a fleet of 10,000 hosts is calculated: an estimate, that cost grows with the number of reports.
-``--statements`` lists what PostgreSQL does for a report.
+that), in a new context each time, so that nothing is cached, which goes before all else as it has a machine of its own;
+``--reads-per-s 0``: nobody does either, for the cost of reports alone. All share this machine, which is printed with
+the numbers; agents, which have others in a fleet, give way to the rest. From these a fleet of 10,000 hosts is
+calculated: an estimate, that cost grows with the number of reports. ``--statements`` lists what PostgreSQL does for a
+report.
 
 A report is late when it is acknowledged more than an interval and ``--grace-s`` after the tick that it follows was due.
 Files of the agents are in memory: those of a real fleet are on as many disks.

@@ -24,6 +24,7 @@ from sqlalchemy import insert, text
 
 from manager.model.histogram import Histogram
 from manager.model.registration import Mode, VmClass
+from manager.protocol.report import TickStatus
 from manager.store.database import Database, open_database
 from manager.store.host_models import DomainRow
 from manager.store.models import ApplicationRow, Base, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow, WindowRow
@@ -131,6 +132,7 @@ def fill(database: Database, fleet: Fleet, now: datetime) -> None:
             "silent": number % 100 == 0,
             "agent_version": "1.0.0",
             "tick": last_tick(number),
+            **TickStatus.model_validate(last_tick(number)).health._asdict(),
             "capabilities": capabilities,
         }
         for number, name in enumerate(host_names(fleet))

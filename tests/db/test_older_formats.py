@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import select, text
 
 from manager.model.histogram import Histogram
+from manager.model.host_health import TickHealth
 from manager.model.packed_histogram import pack, unpack
 from manager.model.packed_records import (
     PackedDecision,
@@ -19,9 +20,11 @@ from manager.model.packed_records import (
     unpack_ticks,
 )
 from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
+from manager.model.registration import Mode
 from manager.store.database import Database, open_database
-from manager.store.models import WindowRow
+from manager.store.models import HostRow, WindowRow
 from manager.store.pack_models import DecisionPackRow, TickPackRow, WindowPackRow
+from tests.api.conftest import tick
 from tests.db.test_migrations import revisions
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -128,6 +131,22 @@ def test_windows_that_came_late_are_joined_with_packed_ones_as_they_become_rows(
     assert there == [
         (name, count, count, end, None) for name, count in (("", 12), ("kvm1", 9), ("kvm2", 9), ("kvm3", 5))
     ]
+
+
+def test_health_of_hosts_is_taken_out_of_their_last_ticks(database_url: str) -> None:
+    ticks = {"kvm1": tick(errors=3, duration_ms=7.5, libvirt_connected=False, host_cpu_share=0.25), "kvm2": None}
+    with closing(open_database(database_url)) as database:
+        database.upgrade()
+        with database.writing() as session:
+            for name, last in ticks.items():
+                settings = {"mode": Mode.OBSERVE, "policy": "priority", "pinning": False}
+                session.add(HostRow(name=name, created_at=START, updated_at=START, tick=last, **settings))
+        database.downgrade("0017")
+        database.upgrade()
+        with database.reading() as session:
+            columns = (getattr(HostRow, name) for name in TickHealth._fields)
+            health = [TickHealth(*row) for row in session.execute(select(*columns).order_by(HostRow.name))]
+    assert health == [TickHealth(3, 7.5, False, 0.25), TickHealth()]
 
 
 def counted(origin: str, count: int) -> PackedWindow:

@@ -32,16 +32,22 @@ Scheme = Literal["light", "dark"]
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """One browser. Raises FileNotFoundError where none is installed."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        raise FileNotFoundError("the browser tests need Chromium: apt install chromium fonts-liberation")
+def chromium(program: str | Path | None = None) -> Iterator[Browser]:
+    """One browser; ``program`` None: the one that is installed. Raises FileNotFoundError where none is."""
+    program = program or installed()
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=[*QUIET, *OFFLINE])
         yield browser
         browser.close()
+
+
+def installed() -> str:
+    """The program. Raises FileNotFoundError."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        raise FileNotFoundError("the browser tests need Chromium: apt install chromium fonts-liberation")
+    return program
 
 
 class Visits:
