@@ -24,6 +24,8 @@ _SLOW_FLUSH = Path(__file__).with_name("slow_flush.c")
 _BALLAST = "ballast"
 _LEFT_KIB = 64
 """What is left on a full disk."""
+_WRITTEN_BLOCKS = 256
+"""So many of these sizes are taken one by one."""
 _OPTIONS = "-c listen_addresses= -c max_connections=100 -c max_wal_size=96MB -c wal_keep_size=64MB"
 
 
@@ -87,9 +89,15 @@ class ServerPair:
 
     def fill_disk(self) -> None:
         """Leave next to nothing of the first one's disk, which is small."""
-        free = shutil.disk_usage(self._disk).free
-        with (self._disk / _BALLAST).open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(free - _LEFT_KIB * 1024, 1))
+        block = _LEFT_KIB * 1024
+        most = shutil.disk_usage(self._disk).free - _WRITTEN_BLOCKS * block  # the server writes meanwhile
+        with (self._disk / _BALLAST).open("wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, max(most, 1))
+            file.seek(0, os.SEEK_END)
+            with contextlib.suppress(OSError):  # at its end
+                while file.write(bytes(block)):
+                    pass
+            file.truncate(file.tell() - block)
 
     def free_disk(self) -> None:
         """Give it back; and start the first one, should it have ended."""
