@@ -151,11 +151,12 @@ def users_api(context: ManagerContext) -> RouteGroup:
             remove_user(session, path.name, header.check)
 
     @api.at("GET /sessions", VIEWER)
-    def list_own_sessions() -> Page[SessionOut]:
-        """Your own sessions."""
+    def list_own_sessions(query: PageQuery) -> Page[SessionOut]:
+        """Your own sessions, newest first."""
+        after, most = read_cursor(query, RECORD), query.limit + 1
         with database.reading() as session:
-            rows = list_sessions(session, g.principal, context.now(), context.sessions)
-        return Page[SessionOut].model_validate({"items": rows}, from_attributes=True)
+            rows = list_sessions(session, g.principal, context.now(), context.sessions, after, most)
+        return part(Page[SessionOut], query, rows, lambda row: Position(row.created_at, row.id))
 
     def _verify(name: str, current_password: str | None) -> None:
         if current_password is None:

@@ -191,6 +191,9 @@ def inspect(path: Path) -> Backup:
     try:
         with path.open("rb") as file:
             begin = file.read(16)
+    except OSError as error:
+        raise BackupError(f"{path} cannot be read: {error.strerror}") from error
+    try:
         if begin == _SQLITE:
             with closing(read_only(path)) as source:
                 check_pages(source)

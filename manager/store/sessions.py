@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from manager.errors import DatabaseUnavailable, SignInRefused
@@ -20,6 +20,7 @@ from manager.rate_limit import Turns, network
 from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import actor_of, record
 from manager.store.database import Database
+from manager.store.event_records import Position
 from manager.store.registrations import find
 from manager.store.sign_in_throttle import count_try, forgive, record_refusal, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
@@ -141,8 +142,10 @@ def sign_out(database: Database, secret: str, address: str, now: datetime) -> No
             record(session, actor_of(_principal(owner), address), "session.delete", owner.name, now)
 
 
-def list_sessions(session: Session, principal: Principal, now: datetime, limits: SessionLimits) -> Sequence[SessionRow]:
-    """The sessions of a user or a token that go on, newest first."""
+def list_sessions(
+    session: Session, principal: Principal, now: datetime, limits: SessionLimits, after: Position | None, most: int
+) -> Sequence[SessionRow]:
+    """At most so many sessions of a user or a token that go on, newest first, that come after a position."""
     owner = UserRow if principal.kind is PrincipalKind.USER else TokenRow
     column = SessionRow.user_id if principal.kind is PrincipalKind.USER else SessionRow.token_id
     query = (
@@ -154,7 +157,10 @@ def list_sessions(session: Session, principal: Principal, now: datetime, limits:
             SessionRow.last_seen_at.between(now - limits.idle, now + _AHEAD),
         )
     )
-    return session.scalars(query.order_by(SessionRow.created_at.desc(), SessionRow.id.desc())).all()
+    place = SessionRow.created_at, SessionRow.id
+    if after is not None:
+        query = query.where(tuple_(*place) < tuple_(literal(after.at, SessionRow.created_at.type), literal(after.id)))
+    return session.scalars(query.order_by(*(column.desc() for column in place)).limit(most)).all()
 
 
 def verify_password(database: Database, name: str, password: str, address: str, now: datetime) -> None:

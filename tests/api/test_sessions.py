@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -144,6 +145,18 @@ def test_the_own_sessions_are_listed(sqlite_api: Api) -> None:
         "expires_at": "2026-03-02T00:00:00Z",
         "address": "192.0.2.7",
     }
+
+
+def test_sessions_come_page_by_page_the_newest_first(api: Api) -> None:
+    for minute in (0, 1, 1):
+        now = START + timedelta(minutes=minute)
+        signed_in = sign_in(api.database, "the-viewer", api.secrets["viewer"], "192.0.2.7", now, DEFAULT_LIMITS)
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = ask(api, signed_in, "GET", f"/sessions?limit=1{cursor and f'&cursor={cursor}'}").get_json()
+        pages.append([one["created_at"] for one in page["items"]])
+        cursor = page["next"]
+    assert pages == [["2026-03-01T12:01:00Z"], ["2026-03-01T12:01:00Z"], ["2026-03-01T12:00:00Z"]]
 
 
 @pytest.fixture

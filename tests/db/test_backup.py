@@ -165,7 +165,7 @@ def test_what_is_no_backup_or_damaged_is_refused(filled: Database, tmp_path: Pat
         path.write_bytes(bad)
         with pytest.raises(BackupError, match="is no backup"):
             restore(filled, path, quiet, force=True)
-    with pytest.raises(BackupError, match="is no backup"):
+    with pytest.raises(BackupError, match="missing cannot be read: No such file or directory"):
         inspect(tmp_path / "missing")
     with pytest.raises(BackupError, match="exists: choose another name"):
         back_up(filled, made.path, quiet)

@@ -219,7 +219,7 @@ def test_the_own_sessions_that_go_on_are_listed(store: Database, password_hash: 
 
     def begun(principal: Principal, minutes: int) -> list[datetime]:
         with store.reading() as session:
-            found = list_sessions(session, principal, after(minutes=minutes), DEFAULT_LIMITS)
+            found = list_sessions(session, principal, after(minutes=minutes), DEFAULT_LIMITS, None, 100)
             return [row.created_at for row in found]
 
     assert begun(ALICE, 160) == [after(minutes=150), after(minutes=60)]
@@ -363,7 +363,7 @@ def test_a_session_that_was_used_before_the_clock_was_set_back_ends(store: Datab
 
     def goes_on(now: datetime) -> tuple[bool, int]:
         with store.reading() as session:
-            listed = list_sessions(session, signed_in.principal, now, DEFAULT_LIMITS)
+            listed = list_sessions(session, signed_in.principal, now, DEFAULT_LIMITS, None, 100)
         return find_session(store, signed_in.secret, now, DEFAULT_LIMITS, used=False) is not None, len(listed)
 
     assert (goes_on(NOW), goes_on(NOW - back)) == ((True, 1), (False, 0))
