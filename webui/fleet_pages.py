@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from flask import Response, request
 
@@ -16,8 +15,9 @@ from manager.api.auth import VIEWER, allow
 from webui import rest
 from webui.drawing import Part, Spark, spark, split
 from webui.host_view import FAILING, host_health
+from webui.opened_page import opened_page
 from webui.rest import Json
-from webui.site import is_fragment, now_s, page, site, web
+from webui.site import is_fragment, now_s, site, web
 from webui.words import BADGES
 
 PAGE_ROWS, FIRST_ROWS = 100, 30
@@ -67,6 +67,11 @@ class ShownGroup:
 @allow(VIEWER)
 def fleet() -> Response:
     """Applications, in groups where that is asked for, and hosts, the worst first."""
+    return opened_page("fleet.html", _values)
+
+
+def _values() -> Mapping[str, object]:
+    """What the page shows of what the request asks for."""
     asked = {name: request.args.get(name, "") for name in ("state", "host", "search", "sort", "group")}
     wanted = {name: value for name, value in asked.items() if value}
     only = request.args.get("in_group")
@@ -81,7 +86,7 @@ def fleet() -> Response:
     return _shown(answer, asked, wanted, answer["applications"], offset=offset, rows=rows, only=heading)
 
 
-def _grouped(asked: Mapping[str, str], wanted: Mapping[str, str]) -> Response:
+def _grouped(asked: Mapping[str, str], wanted: Mapping[str, str]) -> Mapping[str, object]:
     """Groups of applications: the open ones with their first applications."""
     offset = request.args.get("offset", 0, int)
     filters = {name: asked[name] or None for name in ("state", "host", "search")}
@@ -116,28 +121,26 @@ def _heading(by: str, value: str) -> str:
 
 def _shown(
     answer: Json, asked: Mapping[str, str], wanted: Mapping[str, str], applications: Sequence[Json], **values: object
-) -> Response:
-    """The page of ``applications`` with hosts, counts, and what needs attention."""
+) -> Mapping[str, object]:
+    """``applications`` with hosts, counts, and what needs attention."""
     hosts = answer["hosts"]
     health = {host["name"]: host_health(host, now_s(), site().context.slot_s) for host in hosts}
-    return page(
-        "fleet.html",
-        HTTPStatus.OK,
-        fleet=answer,
-        asked=asked,
-        wanted=wanted,
-        orders=ORDERS,
-        group_names=GROUPS,
-        minutes=_MINUTES,
-        lines=_lines(applications),
-        attention=_attention(answer["applications"]),
-        health=health,
-        failing=[name for name, (badge, _) in health.items() if badge.colour == "violated"][:_MOST_URGENT],
-        failing_hosts=sum(answer["hosts_health"][health] for health in FAILING),
-        hosts_registered=sum(answer["hosts_health"].values()),
-        splits={host["name"]: cpu_split(host["tick"]) for host in hosts if host["tick"]},
+    return {
+        "fleet": answer,
+        "asked": asked,
+        "wanted": wanted,
+        "orders": ORDERS,
+        "group_names": GROUPS,
+        "minutes": _MINUTES,
+        "lines": _lines(applications),
+        "attention": _attention(answer["applications"]),
+        "health": health,
+        "failing": [name for name, (badge, _) in health.items() if badge.colour == "violated"][:_MOST_URGENT],
+        "failing_hosts": sum(answer["hosts_health"][health] for health in FAILING),
+        "hosts_registered": sum(answer["hosts_health"].values()),
+        "splits": {host["name"]: cpu_split(host["tick"]) for host in hosts if host["tick"]},
         **values,
-    )
+    }
 
 
 def _lines(applications: Iterable[Json]) -> dict[str, Spark]:

@@ -32,6 +32,7 @@ from webui.host_view import (
     traffic_lines,
     vm_lines,
 )
+from webui.opened_page import opened_page
 from webui.rest import Json, RequestRefused
 from webui.site import csv_file, is_fragment, now_s, page, site, web
 from webui.words import Badge
@@ -63,6 +64,11 @@ class HostCard:
 @allow(VIEWER)
 def hosts() -> Response:
     """Hosts, the worst first, or as they are asked for."""
+    return opened_page("hosts.html", _hosts)
+
+
+def _hosts() -> Mapping[str, object]:
+    """What the page of hosts shows of what the request asks for."""
     asked = {name: request.args.get(name, "") for name in ("health", "search", "policy", "mode", "sort", "group")}
     wanted = {name: value for name, value in asked.items() if value}
     offset = request.args.get("offset", 0, int)
@@ -77,18 +83,17 @@ def hosts() -> Response:
         )
         for host in answer["items"]
     ]
-    return page(
-        "hosts.html",
-        rows=rows,
-        answer=answer,
-        asked=asked,
-        wanted=wanted,
-        offset=offset,
-        size=PAGE_HOSTS,
-        orders=HOST_ORDERS,
-        grouped_by=HOST_GROUPS,
-        health_words=HEALTH_WORDS,
-    )
+    return {
+        "rows": rows,
+        "answer": answer,
+        "asked": asked,
+        "wanted": wanted,
+        "offset": offset,
+        "size": PAGE_HOSTS,
+        "orders": HOST_ORDERS,
+        "grouped_by": HOST_GROUPS,
+        "health_words": HEALTH_WORDS,
+    }
 
 
 def _group(host: Json, group: str) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from manager.control.error_budget import PERIOD_S, WINDOWS_S
 from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
+from manager.serving.exchange import OpenedBody
 from manager.store.arrivals import clock_ahead_s
 from manager.store.jobs import JobEnd, JobResult
 from manager.store.last_ticks import with_tick
@@ -206,7 +207,15 @@ class Metrics:
         def finished(response: Response) -> Response:
             method = request.method if request.method in _METHODS else "other"
             route = request.url_rule.rule if request.url_rule else "none"
-            self.answered(method, route, response.status_code, time.perf_counter() - request.environ[_STARTED])
+            status, started_s = response.status_code, request.environ[_STARTED]
+
+            def note() -> None:
+                self.answered(method, route, status, time.perf_counter() - started_s)
+
+            if isinstance(response.response, OpenedBody):
+                response.response = response.response.followed_by(note)
+            else:
+                note()
             return response
 
         app.before_request(started)

@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
@@ -159,7 +159,10 @@ class _ServedRequest:
             return
         finally:
             self._edge.held_bytes -= self._held_bytes
-        await self._deliver(answer)
+        await self._deliver(answer, end=answer.rest is None)
+        if answer.rest is not None:
+            rest = await pool.run(answer.rest)
+            await self._within(self._send_parts([rest], end=True))
 
     def _is_let_in(self) -> bool:
         """Whether the body may be read before the application was asked: being asked once costs half as much."""
@@ -256,7 +259,10 @@ class _ServedRequest:
 
     async def _send_whole(self, answer: WsgiAnswer, *, end: bool) -> None:
         await self._send(_start(answer))
-        for whole in answer.pieces:
+        await self._send_parts(answer.pieces, end=end)
+
+    async def _send_parts(self, pieces: Iterable[bytes], *, end: bool) -> None:
+        for whole in pieces:
             for begin in range(0, len(whole), PIECE_BYTES):
                 await self._send(_part(whole[begin : begin + PIECE_BYTES], more=True))
         if end:

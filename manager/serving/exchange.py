@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -47,3 +47,29 @@ class Exchange:
     kept: Any = None
     trusted: bool = False
     gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBody:
+    """A body of which ``opening`` is sent at once, before ``rest`` is made, in a thread of the request's lane.
+
+    What goes wrong in ``rest`` cuts the connection: the status has been sent.
+    """
+
+    opening: bytes
+    rest: Callable[[], bytes]
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.opening
+        yield self.rest()
+
+    def followed_by(self, done: Callable[[], None]) -> OpenedBody:
+        """The same body; ``done`` is called once its rest is made, or cannot be."""
+
+        def rest() -> bytes:
+            try:
+                return self.rest()
+            finally:
+                done()
+
+        return OpenedBody(self.opening, rest)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 
-from manager.serving.exchange import EXCHANGE, Environ, Exchange, WsgiApp
+from manager.serving.exchange import EXCHANGE, Environ, Exchange, OpenedBody, WsgiApp
 
 Scope = Any
 """Of ASGI: https://asgi.readthedocs.io/en/stable/specs/www.html"""
@@ -37,12 +37,16 @@ class FileBody:
 
 @dataclass(slots=True)
 class WsgiAnswer:
-    """Status and headers, and the body: ``pieces`` come from memory or a file, or are made as they are sent."""
+    """Status and headers, and the body: ``pieces`` come from memory or a file, or are made as they are sent.
+
+    ``rest`` makes what follows them, None: nothing does.
+    """
 
     status: int
     headers: list[tuple[bytes, bytes]]
     pieces: Iterable[bytes]
     close: Callable[[], None]
+    rest: Callable[[], bytes] | None = None
 
 
 def environ_of(scope: Scope, exchange: Exchange, trusted_proxy: str) -> Environ:
@@ -92,7 +96,8 @@ def environ_of(scope: Scope, exchange: Exchange, trusted_proxy: str) -> Environ:
 def run(app: WsgiApp, environ: Environ, *, streams: bool) -> WsgiAnswer:
     """Call an application. The answer's body is in memory then, but for files, and what is made on the way.
 
-    ``streams``: a body of unknown length is made as it is sent.
+    ``streams``: a body of unknown length is made as it is sent. Without it an ``OpenedBody`` is sent in its two parts,
+    to who reads a body of unknown length (HTTP/1.1).
     """
     began: list[tuple[str, list[tuple[str, str]]]] = []
     written: list[bytes] = []
@@ -103,14 +108,21 @@ def run(app: WsgiApp, environ: Environ, *, streams: bool) -> WsgiAnswer:
 
     result = app(environ, start_response)
     close: Callable[[], None] = getattr(result, "close", lambda: None)
+    rest: Callable[[], bytes] | None = None
     try:
         pieces: Iterable[bytes] = result
         if environ["REQUEST_METHOD"] == "HEAD":
             pieces = ()
+        elif began and isinstance(result, OpenedBody) and environ["SERVER_PROTOCOL"] == "HTTP/1.1":
+            pieces, rest = (result.opening,), result.rest
         elif not began or not isinstance(result, FileBody):
             pieces = iter(result)
-            if not streams or not began or any(name.lower() == "content-length" for name, _ in began[-1][1]):
-                pieces = [b"".join((*written, *pieces))]
+            known = bool(began) and any(name.lower() == "content-length" for name, _ in began[-1][1])
+            if not streams or not began or known:
+                whole = b"".join((*written, *pieces))
+                pieces = [whole]
+                if whole and not known:
+                    began[-1][1].append(("Content-Length", str(len(whole))))
     except BaseException:
         close()
         raise
@@ -120,7 +132,7 @@ def run(app: WsgiApp, environ: Environ, *, streams: bool) -> WsgiAnswer:
         for name, value in headers
         if name.lower() not in _HOP_BY_HOP
     ]
-    return WsgiAnswer(int(status[:3]), end_to_end, pieces, close)
+    return WsgiAnswer(int(status[:3]), end_to_end, pieces, close, rest)
 
 
 def _path(raw_path: bytes) -> bytes:

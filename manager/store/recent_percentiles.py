@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from manager.model.packed_records import moment_of
-from manager.model.packed_windows import unpack_windows
 from manager.store.models import WindowRow
 from manager.store.pack_models import WindowMinuteRow
 from manager.store.rollup_queue import MINUTE, floor
 from manager.store.row_writes import is_one_of
-from manager.store.window_packs import Place
+from manager.store.window_minutes import windows_of
+from manager.store.window_packs import StoredWindow
 from manager.store.windows import windows_at
 
 MOST_READ = 1000
@@ -109,8 +108,8 @@ class RecentPercentiles:
             minutes = {number: self._minutes.get(number, {}) if lines[number] else {} for number in percentiles}
             called = min((self._called.get(number, now) for number in percentiles), default=now)
         most = MOST_READ if 2 * sum(map(bool, lines.values())) >= len(lines) else MOST_AT_FIRST
-        places, minutes = _new_minutes(session, lines, minutes, since, now, most)
-        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now, most, places)
+        new, minutes = _new_minutes(session, lines, minutes, since, now, most)
+        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now, most, new)
         sums = _states(session, percentiles, since, now, WindowRow.application_id)
         for number, line in lines.items():
             if read < most and sums.get((number,)) != _sum(line.values()):
@@ -134,10 +133,12 @@ def _new_minutes(
     since: datetime,
     now: datetime,
     most: int,
-) -> tuple[set[Place], dict[int, _Minutes]]:
-    """The slots from ``since`` to ``now`` of rows of minutes that were not read, and all that are read now.
+) -> tuple[list[StoredWindow], dict[int, _Minutes]]:
+    """The windows from ``since`` to ``now`` of rows of minutes that were not read, and all rows that are read now.
 
-    The lines of applications that had one which is there no more are emptied, and read anew.
+    Rows of the same minute as one that was not read are read again with it, so that these windows are all that rows of
+    minutes have of their slots. The lines of applications that had one which is there no more are emptied, and read
+    anew.
     """
     row = WindowMinuteRow
     within = row.newest.between(since, floor(now, MINUTE) + MINUTE)
@@ -152,21 +153,24 @@ def _new_minutes(
             known[number] = {}
             lines[number].clear()
     unread = [
-        (newest, number, minute)
+        (newest, number)
         for number, present in there.items()
         for minute, newest in present.items()
         if minute not in known[number] or known[number][minute].since > max(since, floor(newest, MINUTE))
     ]
     wanted = {
-        minute: (number, newest) for newest, number, minute in sorted(unread, reverse=True)[: most // _SLOTS_OF_MINUTE]
+        (number, floor(newest, MINUTE)) for newest, number in sorted(unread, reverse=True)[: most // _SLOTS_OF_MINUTE]
     }
-    places: set[Place] = set()
-    for minute, body in session.execute(select(row.id, row.body).where(is_one_of(session, row.id, wanted))):
-        number, newest = wanted[minute]
+    rows = {
+        minute: (number, newest)
+        for number, present in there.items()
+        for minute, newest in present.items()
+        if (number, floor(newest, MINUTE)) in wanted
+    }
+    for minute, (number, newest) in rows.items():
         known[number][minute] = _ReadMinute(newest, since)
-        slots = (moment_of(window.slot_us) for window in unpack_windows(body))
-        places.update((number, slot) for slot in slots if since <= slot <= now)
-    return places, known
+    read = windows_of(session, rows) if rows else []
+    return [window for window in read if since <= window.slot <= now], known
 
 
 def _renew(
@@ -176,9 +180,9 @@ def _renew(
     since: datetime,
     now: datetime,
     most: int,
-    places: Collection[Place] = (),
+    new: Sequence[StoredWindow] = (),
 ) -> int:
-    """Bring lines up to date with the slots that begin from ``since`` to ``now``, and with those of ``places``.
+    """Bring lines up to date with the slots that begin from ``since`` to ``now``, and with those of ``new`` windows.
 
     Returns how many slots were read.
     """
@@ -195,9 +199,9 @@ def _renew(
         if slot not in lines[number] or lines[number][slot].state != state
     ]
     changed = sorted({*gone, *other}, key=lambda place: place[1], reverse=True)[:most]
-    changed = sorted({*changed, *places})
-    windows = windows_at(session, changed, {})
-    for number, slot in changed:
+    places = {(window.application_id, window.slot) for window in new}
+    windows = windows_at(session, {*changed} - places, {}) | windows_at(session, places, {}, new)
+    for number, slot in places.union(changed):
         window, percentile, line = windows.get((number, slot)), percentiles[number], lines[number]
         state = states.get((number, slot))
         if state is None and slot < since and slot in line:
@@ -206,7 +210,7 @@ def _renew(
             line.pop(slot, None)
         else:
             line[slot] = _Cached(state, percentile, window.percentile_ms(percentile), window.histogram.count)
-    return len(changed)
+    return len(places.union(changed))
 
 
 def _states(

@@ -63,6 +63,12 @@ def windows_between(
             yield unpacked(number, window)
 
 
+def windows_of(session: Session, rows: Collection[int]) -> list[StoredWindow]:
+    """The windows of these rows. Later rows come last."""
+    of_rows = _rows(session, is_one_of(session, WindowMinuteRow.id, rows))
+    return [unpacked(number, window) for number, window in of_rows]
+
+
 def windows_since(session: Session, begins: Mapping[int, datetime], until: datetime | None) -> list[StoredWindow]:
     """Windows of applications, by row number, from a moment of each on; ``until``: of slots that began by then."""
     alike: dict[datetime, list[int]] = {}

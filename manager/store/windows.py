@@ -356,9 +356,15 @@ def windows_of_each(
 
 
 def windows_at(
-    session: Session, places: Collection[tuple[int, datetime]], names: Mapping[int, str]
+    session: Session,
+    places: Collection[tuple[int, datetime]],
+    names: Mapping[int, str],
+    minutes: Sequence[StoredWindow] | None = None,
 ) -> dict[tuple[int, datetime], Window]:
-    """The windows of slots, given by row number of the application and start, merged over all origins."""
+    """The windows of slots, given by row number of the application and start, merged over all origins.
+
+    ``minutes``: all that rows of minutes have of these slots, where these were read already.
+    """
     wanted = sorted(set(places))
     windows: dict[tuple[int, datetime], Window] = {}
     for first in range(0, len(wanted), _MOST_SLOTS):
@@ -367,8 +373,8 @@ def windows_at(
         numbers, slots = {number for number, _ in some}, {slot for _, slot in some}
         query = select(*COLUMNS).where(WindowRow.application_id.in_(numbers), WindowRow.slot.in_(slots))
         older = packed(session, *at_places({(number, floor(slot, MINUTE)) for number, slot in some}))
-        minutes = windows_between(session, numbers, min(slots), max(slots))
-        origins = joined_origins([*older, *minutes, *stored(session.execute(query))])
+        of_minutes = windows_between(session, numbers, min(slots), max(slots)) if minutes is None else minutes
+        origins = joined_origins([*older, *of_minutes, *stored(session.execute(query))])
         for place in origins.keys() & set(some):
             windows[place] = merge(window_of(names.get(place[0], ""), row) for row in origins[place])
     return windows

@@ -26,11 +26,10 @@ import multiprocessing
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +42,7 @@ from rich.table import Table
 
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, memory_folder, vm_names
-from tests.bench.paints import first_paint
+from tests.bench.paints import page_loads
 from tests.bench.site import ManagerProcess, Usage, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
 
@@ -63,6 +62,15 @@ READS = (
     "/decisions?limit=100",
 )
 FIRST_PAINT = "first paint of the fleet page"
+PAINTS = {
+    FIRST_PAINT: "paint",
+    "content of the fleet page painted": "content",
+    "first byte of the fleet page": "begun",
+    "last byte of the fleet page": "answer",
+}
+"""What is told of each load of the page, and its name in ``times_of``."""
+Look = Callable[[], Mapping[str, float]]
+"""Looks at a list or a page once; milliseconds by name."""
 BARS = {
     "manager, CPU ms per host and interval": 1.5,
     "PostgreSQL, CPU ms per host and interval": 0.7,
@@ -274,23 +282,38 @@ def manager_usage(pid: int) -> Usage:
     return Usage(*(sum(values) for values in zip(*map(astuple, parts), strict=True)))
 
 
-def read(looks: Sequence[tuple[str, Callable[[], float]]], until_s: float, per_s: float) -> dict[str, list[float]]:
+def read(looks: Sequence[Look], until_s: float, per_s: float) -> dict[str, list[float]]:
     """Look at lists and pages by turns, ``per_s`` times a second; milliseconds by name."""
     took_ms: dict[str, list[float]] = {}
-    for name, look in cycle(looks):
+    for look in cycle(looks):
         if per_s:
-            took_ms.setdefault(name, []).append(look())
+            for name, spent_ms in look().items():
+                took_ms.setdefault(name, []).append(spent_ms)
         if time.monotonic() > until_s:
             break
         time.sleep(1 / per_s if per_s else 0.5)
     return took_ms
 
 
-def answered_ms(client: httpx.Client, path: str) -> float:
-    """How long a list takes."""
-    began_s = time.perf_counter()
-    client.get(path).raise_for_status()
-    return (time.perf_counter() - began_s) * 1000
+def list_look(client: httpx.Client, path: str) -> Look:
+    """Looks at a list."""
+
+    def look() -> Mapping[str, float]:
+        began_s = time.perf_counter()
+        client.get(path).raise_for_status()
+        return {f"GET {path}": (time.perf_counter() - began_s) * 1000}
+
+    return look
+
+
+def page_look(load: Callable[[], Mapping[str, float]]) -> Look:
+    """Looks at the fleet page, which ``load`` loads."""
+
+    def look() -> Mapping[str, float]:
+        times = load()
+        return {name: times[time_name] for name, time_name in PAINTS.items()}
+
+    return look
 
 
 def measure(
@@ -300,16 +323,16 @@ def measure(
     pipes: Sequence[Connection],
     options: Options,
     registering_s: float,
-    paint: Callable[[], float] | None,
+    load: Callable[[], Mapping[str, float]] | None,
 ) -> Result:
     """Let the agents run, first without counting.
 
-    ``registering_s`` is how long it took to register all; ``paint`` loads the fleet page.
+    ``registering_s`` is how long it took to register all; ``load`` loads the fleet page.
     """
     pid = manager.pid
-    looks = [(f"GET {path}", partial(answered_ms, manager.client, path)) for path in READS]
-    if paint is not None:
-        looks.append((FIRST_PAINT, paint))
+    looks = [list_look(manager.client, path) for path in READS]
+    if load is not None:
+        looks.append(page_look(load))
     time.sleep(options.warm_up_s)
     for pipe in pipes:
         pipe.send("count")
@@ -455,8 +478,8 @@ def run(options: Options) -> Result:
             for pipe in pipes:
                 pipe.recv()
         looks = options.browser and options.reads_per_s > 0
-        paint = stack.enter_context(first_paint(manager.url, manager.client, folder)) if looks else None
-        return measure(manager, server, url, pipes, options, registering_s, paint)
+        load = stack.enter_context(page_loads(manager.url, manager.client, folder)) if looks else None
+        return measure(manager, server, url, pipes, options, registering_s, load)
 
 
 def agents_of(stack: ExitStack, hosts: Sequence[str], manager: ManagerProcess, options: Options) -> list[Connection]:

@@ -50,6 +50,7 @@ from manager.protocol.client import Connection as HttpConnection
 from manager.telemetry.store import LATE_S
 from policies.base import Policy
 from policies.installed import load_policies
+from tests.bench.precedence import give_way
 from tests.bench.site import usage
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost
@@ -485,12 +486,12 @@ class Driver:
 def begin_process() -> None:
     """Let this process have the files of many agents, about seven each, and give way to managers and database.
 
-    At once, as agents have machines of their own: by nice 5, one that runs keeps a list waiting for up to a slice at
-    each of its statements.
+    At once, as agents have machines of their own: else one that runs keeps a list waiting for up to a slice at each of
+    its statements.
     """
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    give_way()
 
 
 def memory_folder() -> Path | None:

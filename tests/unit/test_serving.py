@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from manager.serving.door import DoorSocket, GuestLimits, Guests
 from manager.serving.edge import EdgeLimits
-from manager.serving.exchange import EXCHANGE, Exchange, Lane
+from manager.serving.exchange import EXCHANGE, Exchange, Lane, OpenedBody
 from manager.serving.pool import Pool
 from manager.serving.server import HttpServer, Lanes, ServerLimits
 
@@ -145,13 +145,17 @@ def test_what_was_closed_counts_no_more(party: Callable[..., Party]) -> None:
 
 
 class Asked:
-    """A WSGI application that allows bodies on ``/allowed``, and streams on ``/stream``."""
+    """A WSGI application: allows bodies on ``/allowed``, streams on ``/stream``, opens ``/opened`` and ``/torn``.
+
+    The rest of ``/opened`` is made once ``opened`` is set.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, bool, int]] = []
         self.left = threading.Event()
+        self.opened = threading.Event()
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes] | list[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         exchange: Exchange = environ[EXCHANGE]
         path, length = environ["PATH_INFO"], int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read()
@@ -159,6 +163,9 @@ class Asked:
         if path == "/stream":
             start_response("200 OK", [])
             return self._stream(exchange)
+        if path in {"/opened", "/torn"}:
+            start_response("200 OK", [])
+            return OpenedBody(b"opening ", self._rest if path == "/opened" else self._torn)
         if path == "/allowed":
             exchange.trusted = True
             if exchange.undecided:
@@ -166,6 +173,12 @@ class Asked:
         status = "401 Unauthorized" if path == "/refused" else "200 OK" if length <= LIMIT else "413 Too Large"
         start_response(status, [("Content-Length", "2")])
         return [b"ok"]
+
+    def _rest(self) -> bytes:
+        return b"and rest" if self.opened.wait(20) else b"was not read"
+
+    def _torn(self) -> bytes:
+        raise ValueError("no rest")
 
     def _stream(self, exchange: Exchange) -> Iterator[bytes]:
         try:
@@ -271,6 +284,33 @@ def test_a_stream_is_told_that_its_reader_left_and_another_has_no_room(start: St
         assert b" 503 " in asked(port, b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert not app.left.is_set()
     assert app.left.wait(20)
+
+
+def test_what_opens_a_body_is_sent_before_the_rest_is_made(start: StartServer, app: Asked) -> None:
+    with socket.create_connection(("127.0.0.1", start()), timeout=20) as reader:
+        reader.sendall(b"GET /opened HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        begun = b""
+        while b"opening " not in begun:
+            begun += reader.recv(1000)
+        app.opened.set()
+        rest = b"".join(iter(lambda: reader.recv(1000), b""))
+    assert b"200 OK" in begun and b"transfer-encoding: chunked" in begun
+    assert rest.strip(b"\r\n") == b"8\r\nand rest\r\n0"
+
+
+def test_who_reads_no_chunks_or_no_body_gets_an_opened_one_accordingly(start: StartServer, app: Asked) -> None:
+    port = start()
+    app.opened.set()
+    whole = asked(port, b"GET /opened HTTP/1.0\r\n\r\n")
+    assert b"content-length: 16\r\n" in whole and whole.endswith(b"\r\n\r\nopening and rest")
+    app.opened.clear()
+    assert b"opening" not in asked(port, b"HEAD /opened HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+
+def test_a_rest_that_fails_cuts_the_connection(start: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+    answer = asked(start(), b"GET /torn HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.endswith(b"opening \r\n"), "it does not look as if that were all"
+    assert "no rest" in caplog.text
 
 
 def test_one_that_was_recognized_stays_while_others_displace_each_other(start: StartServer) -> None:

@@ -37,6 +37,18 @@ def test_an_application_is_one_row_with_state_measure_line_rate_and_hosts(shop: 
     assert "style" not in {name for one in page.elements for name in one.attributes}
 
 
+@pytest.mark.parametrize("path", ["/", "/hosts"])
+def test_what_stands_above_the_content_comes_first(shop: Desk, path: str) -> None:
+    client = shop.browser(Role.VIEWER).client
+    opening, content = (part.decode() for part in client.get(path).iter_encoded())
+    assert opening.rstrip().endswith('<main id="main" tabindex="-1">')
+    assert "Decisions</a>" in opening and "kvm1" not in opening
+    assert "kvm1" in content and content.endswith("</html>")
+    whole = client.get(f"{path}?sort=").get_data(as_text=True)
+    assert whole.startswith(opening.rstrip())
+    assert "Content-Length" in client.head(path).headers
+
+
 def test_counts_filter_and_stay_in_the_url(shop: Desk) -> None:
     browser = shop.browser(Role.VIEWER)
     assert browser.get("/").all("a", class_="tile", href="/?state=violated")
