@@ -20,10 +20,10 @@ from manager.model.registration import Application, HostSpec, VmSpec
 from manager.model.window import AssignedWindow
 from manager.protocol.assignment import AssignedApplication, AssignmentOut, SlotsOut
 from manager.store.applications import applications_for_host, applications_of
-from manager.store.database import registration_revision
 from manager.store.models import HostRow
 from manager.store.proposals import orders_of
 from manager.store.registrations import get
+from manager.store.revisions import assignment_revision
 from manager.store.serving_hosts import named_hosts
 from manager.store.silent_hosts import ranks_of
 from manager.store.source_rows import hosts_of
@@ -160,7 +160,7 @@ class Assignments:
     def reporter(self, session: Session, host: str) -> ReportingHost:
         """What is registered of a host that reports. For writers: what is read here is not cached."""
         registered = self._registered.get(host)
-        if registered is not None and registered.number == registration_revision(session):
+        if registered is not None and registered.number == assignment_revision(session, host):
             return ReportingHost(registered.applications.keys(), registered)
         return ReportingHost([row.id for row in applications_for_host(session, host)])
 
@@ -229,7 +229,7 @@ class Assignments:
     def _now(self, session: Session, host: str, taps: bool, reporter: ReportingHost | None = None) -> _Now:
         registered = reporter.registered if reporter else None
         if registered is None:
-            registered = self._of(session, host, registration_revision(session))
+            registered = self._of(session, host, assignment_revision(session, host))
         names = registered.names
         alone = {name: frozenset({host}) for number, name in names.items() if number in registered.alone}
         together = {number: name for number, name in names.items() if name not in alone}

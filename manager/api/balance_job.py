@@ -131,7 +131,7 @@ class Balancer:
             if proposal is not None:
                 source = fleet.hosts[proposal.source]
                 approved = source.use is MigrationUse.AUTO and source.mode is Mode.ENFORCE and not proposal.unpredicted
-                with database.registering() as session:
+                with database.registering(proposal.source, proposal.destination) as session:
                     if not {proposal.source, proposal.destination} & busy_hosts(session):
                         propose(session, proposal, now, approved=approved)
                         count += 1

@@ -25,9 +25,9 @@ from manager.model.host_health import GlancedHost
 from manager.model.registration import Sla
 from manager.model.window import SlaState
 from manager.store.application_glances import GlancedApplication, hosts_of, list_applications
-from manager.store.database import registration_revision
 from manager.store.host_glances import count_hosts, read_glances
 from manager.store.latest_glances import latest_glances
+from manager.store.revisions import registration_revision
 
 _FRESH, _OLD = 0.5, 1.5
 """Intervals: for the first an overview is not read anew; for the second it is shown while the next one is read."""

@@ -17,7 +17,8 @@ from manager.store import audit
 from manager.store.event_records import Position
 from manager.store.host_models import ProposalRow
 from manager.store.models import Json
-from manager.store.proposals import approve, dismiss, get_proposal, list_proposals
+from manager.store.proposals import approve, dismiss, get_proposal, hosts_of, list_proposals
+from manager.store.revisions import note_registration
 
 _Decide = Callable[[Session, int, str, datetime], ProposalRow]
 
@@ -56,9 +57,10 @@ def proposals_api(context: ManagerContext) -> RouteGroup:
 
     def decided(number: int, action: str, decide: _Decide) -> ProposalOut:
         actor, now = audit.actor_of(g.principal, request.remote_addr or ""), context.now()
-        with database.registering() as session:
+        with database.exclusively() as session:
             before = _described(get_proposal(session, number))
             row = decide(session, number, f"{actor.kind} {actor.name}", now)
+            note_registration(session, hosts_of([row]))
             audit.record(session, actor, action, str(number), now, before, _described(row))
             return out(row)
 

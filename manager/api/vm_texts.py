@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from manager.api.kept_texts import KeptTexts
 from manager.api.schemas.registration_shapes import VmOut
 from manager.model.fields import adapter_of, json_of
-from manager.store.database import registration_revision
+from manager.store.revisions import registration_revision
 from manager.store.vm_lists import REPORTED, ListedVm, registered_vms, status_texts
 from manager.store.vm_use import VmReport, read_use
 

@@ -14,10 +14,12 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from manager.store.access_models import AuditRetentionRow, AuditRow
-from manager.store.database import Database, note_registration
+from manager.store.assigned_hosts import NO_HOST, Hosts, assigned_hosts, union
+from manager.store.database import Database
 from manager.store.event_records import Position
 from manager.store.models import Json
 from manager.store.registrations import Row, find
+from manager.store.revisions import hold_assignments, note_registration
 from manager.store.tokens import Principal
 
 LOCAL = "local"
@@ -92,22 +94,24 @@ def audited(
 ) -> Iterator[Session]:
     """A transaction that changes one object exclusively, which is recorded if it changed what was registered.
 
-    Only then are registrations of a new revision, and only by objects on which assignments depend.
+    Only then are registrations of a new revision, and only by objects on which assignments depend; and the assignments
+    of the hosts that it belonged to before or belongs to now.
 
     ``describe`` returns what was registered, without secrets. Nothing is recorded when the block raises.
     """
 
-    def state(session: Session) -> tuple[str | None, Json | None]:
+    def state(session: Session) -> tuple[str | None, Json | None, Hosts]:
         row = find(session, kind, name)
-        return (row.etag, describe(session, row)) if row else (None, None)
+        return (row.etag, describe(session, row), assigned_hosts(session, row)) if row else (None, None, NO_HOST)
 
     with database.exclusively() as session:
-        etag, before = state(session)
+        etag, before, hosts_before = state(session)
+        hold_assignments(session, hosts_before)
         yield session
-        new_etag, after = state(session)
+        new_etag, after, hosts_after = state(session)
         if new_etag != etag:
             if kind.assigned:
-                note_registration(session)
+                note_registration(session, union(hosts_before, hosts_after))
             record(session, actor, action, name, now, before, after)
 
 

@@ -11,7 +11,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,7 @@ from sqlalchemy import (
     Engine,
     NullPool,
     PoolProxiedConnection,
-    Select,
     Update,
-    case,
     create_engine,
     event,
     func,
@@ -46,10 +43,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.private import make_file
 from manager.sqlite_files import Damage, is_broken
-from manager.store.by_driver import failure_of, rows_of, text_of
-from manager.store.host_models import RevisionRow
+from manager.store.by_driver import failure_of, text_of
 from manager.store.models import Base
 from manager.store.recovery import mark, recover_database
+from manager.store.revisions import assign_anew, note_registration
 
 _IMMEDIATE = "equipoise_immediate"
 _TIMEOUT_S = 15  # how long a writer waits for another one
@@ -154,14 +151,16 @@ class Database:
             yield session
 
     @contextmanager
-    def registering(self) -> Iterator[Session]:
+    def registering(self, *hosts: str) -> Iterator[Session]:
         """Like ``exclusively``, for hosts, VMs, applications and proposals: of a new ``registration_revision``.
 
-        With that all managers read all registrations again, and hosts their assignments, so it is for these alone.
+        With that lists of registrations are read again, so it is for these alone; and the assignments of ``hosts``, or
+        of all hosts where none is named.
         """
         with self.exclusively() as session:
-            note_registration(session)
+            note_registration(session, hosts or None)
             yield session
+            assign_anew(session, hosts or None)
 
     @contextmanager
     def alone(self, name: str) -> Iterator[bool]:
@@ -289,28 +288,6 @@ def lock_registrations(session: Session) -> None:
     """Register exclusively until the end of the transaction. Writers on SQLite are alone anyway."""
     if is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
-
-
-def note_registration(session: Session) -> None:
-    """Begin a new ``registration_revision``, in a transaction that registers exclusively."""
-    insert = insert_for(session, RevisionRow).values(id=1, number=time.time_ns() // 1000)
-    following = RevisionRow.number + 1
-    greater = case((following > insert.excluded.number, following), else_=insert.excluded.number)
-    session.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"number": greater}))
-
-
-def registration_revision(session: Session) -> int:
-    """Grows with each transaction that registers anything: a number covers all registrations before it.
-
-    It is the time of the last one in microseconds, so that no number recurs, not even in a restored database: what was
-    cached by it would be outdated.
-    """
-    return next((int(number) for (number,) in rows_of(session, _revision(), {})), 0)
-
-
-@cache
-def _revision() -> Select[int]:
-    return select(RevisionRow.number)
 
 
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:

@@ -57,12 +57,13 @@ class ServicesRow(Base):
 
 
 class RevisionRow(Base):
-    """The revision of all registrations, in a single row."""
+    """The revision of all registrations, in a single row. ``assigned``: the last one that hosts' rows know of."""
 
     __tablename__ = "revision"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(BigInteger)
+    assigned: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class JobRow(Base):

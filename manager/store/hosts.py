@@ -33,7 +33,7 @@ from manager.model.fields import fields_of
 from manager.model.host_health import TickHealth
 from manager.model.registration import HostIn, HostSpec
 from manager.store.by_driver import rows_of
-from manager.store.database import insert_for, is_postgresql, lock_registrations, note_registration
+from manager.store.database import insert_for, is_postgresql, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
 from manager.store.last_ticks import json_text
 from manager.store.models import HostRow, Json, UtcDateTime, VmRow, VmStatusRow
@@ -46,6 +46,7 @@ from manager.store.registrations import (
     replace,
     touch,
 )
+from manager.store.revisions import note_registration
 from manager.store.row_writes import has_arrays, upsert
 from manager.store.vm_shares import StoredShares, changed_shares, read_shares
 
@@ -72,8 +73,8 @@ def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostR
         lock_registrations(session)
         row = session.scalars(query, wanted).one_or_none()  # another request may have registered it meanwhile
     if row is None:
-        note_registration(session)
         row, _ = put_host(session, defaults, now, lambda _etag: None)
+        note_registration(session, {defaults.name})
     return row
 
 

@@ -35,9 +35,9 @@ from manager.model.packed_live import pack_live, unpack_live
 from manager.model.window import Window
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
-from manager.store.host_models import RevisionRow
 from manager.store.models import HostRow, TierRow, TierVmRow, UtcDateTime, VmRow, WindowRow
 from manager.store.pack_models import WindowMinuteRow
+from manager.store.revisions import revision_assigned
 from manager.store.row_writes import among, is_one_of
 from manager.store.watched_hosts import WATCHED_FOR
 from manager.store.window_packs import YOUNG, StoredWindow, as_packed, unpacked
@@ -45,7 +45,7 @@ from manager.store.window_packs import YOUNG, StoredWindow, as_packed, unpacked
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """A live report of a host, by an agent (None: one without an id), as of a revision of the registrations.
+    """A live report of a host, by an agent (None: one without an id), as of a revision of its assignment.
 
     ``clock_ahead_s`` None: unknown; ``tick``: JSON; ``windows`` None: there are none; ``glances``: at these windows.
     ``measured`` and ``unmeasured`` are the row numbers of the applications of which it has windows, and of the others
@@ -73,8 +73,8 @@ def store_live(
     ``token``: the hash of the secret it came with, where it is still to be shown that this is valid ``now``.
 
     So it is where the token is not, where the host is new, watched, served by another agent, or its clock is off; where
-    anything was registered after the revision; and where others measured a ``measured`` application from ``since`` on,
-    or another one at all. Times are in UTC. Raises DatabaseUnavailable; then nothing was stored.
+    anything was registered for it after the revision; and where others measured a ``measured`` application from
+    ``since`` on, or another one at all. Times are in UTC. Raises DatabaseUnavailable; then nothing was stored.
     """
     who = report.agent
     given = {
@@ -132,7 +132,7 @@ def _statement(arrays: bool) -> Update:
             ~column.clock_off,
             or_(bindparam("any_agent", type_=Boolean()) == true(), tenure),
             or_(column.watched_until.is_(None), ~watched),
-            select(RevisionRow.number).scalar_subquery() == bindparam("revision", type_=RevisionRow.number.type),
+            revision_assigned(hosts) == bindparam("revision", type_=column.assigned_revision.type),
             *(~exists().where(_by_others(kind, "measured", arrays), moment >= since) for kind, moment in YOUNG),
             *(~exists().where(_by_others(kind, "unmeasured", arrays)) for kind, _ in YOUNG),
             or_(bindparam("any_token", type_=Boolean()) == true(), exists().where(valid)),

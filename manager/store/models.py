@@ -195,6 +195,7 @@ class Registered(Base):
 class HostRow(Registered):
     """A host: its settings as in ``HostSpec``, and its agent's last report.
 
+    ``assigned_revision``: see ``manager.store.revisions``.
     ``silent`` and ``clock_off``: according to the latest event it does not report, or its clock is off; ``back_at``:
     when it last reported again after silence. ``clock_ahead_s``: its clock's lead at the last report; null: unknown.
     ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
@@ -225,6 +226,7 @@ class HostRow(Registered):
     migrate: Mapped[MigrationUse] = mapped_column(server_default="propose")
     costs: Mapped[HostCosts] = mapped_column(JsonOf(HostCosts, HostCosts()), nullable=True)
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
+    assigned_revision: Mapped[int] = mapped_column(BigInteger, server_default="0")
     last_seen_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=False, server_default=false())
     back_at: Mapped[datetime | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,11 +25,12 @@ from manager.model.migration import (
 from manager.model.records import Severity
 from manager.model.registration import Mode
 from manager.store import audit
-from manager.store.database import lock_registrations, note_registration
+from manager.store.database import lock_registrations
 from manager.store.event_records import Position, store_events
 from manager.store.host_models import DomainRow, ProposalRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
 from manager.store.registrations import find, touch
+from manager.store.revisions import note_registration
 from manager.store.silent_hosts import host_event
 
 VALID = timedelta(minutes=30)
@@ -165,9 +166,10 @@ def take_reports(session: Session, host: str, reports: Sequence[MigrationReport]
         for report in reports
         if (row := rows[report.number]) is not None and row.source == host and row.state in UNDER_WAY
     ]
-    if any(row.state is not report.state for row, report in known):
+    moved = [row for row, report in known if row.state is not report.state]
+    if moved:
         lock_registrations(session)
-        note_registration(session)
+        note_registration(session, hosts_of(moved))
     for row, report in known:
         row.reported_at, row.copied = now, report.copied
         if row.begun_at is None and report.state is not MigrationState.FAILED:
@@ -193,7 +195,7 @@ def close_proposals(session: Session, now: datetime, since: datetime = _EVER) ->
     ends = [(row, end) for row in rows if (end := _end(session, row, now, since)) is not None]
     if ends:
         lock_registrations(session)
-        note_registration(session)
+        note_registration(session, hosts_of(row for row, _ in ends))
     for row, end in ends:
         if end is MigrationState.EXPIRED:
             row.state, row.ended_at = end, now
@@ -229,6 +231,11 @@ def past_migrations(session: Session, since: datetime) -> list[PastMigration]:
         for row in rows
         if row.ended_at is not None
     ]
+
+
+def hosts_of(rows: Iterable[ProposalRow]) -> set[str]:
+    """Sources and destinations: the hosts to whose assignments proposals belong."""
+    return {host for row in rows for host in (row.source, row.destination)}
 
 
 def busy_hosts(session: Session) -> frozenset[str]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from manager.errors import SignInRefused
-from manager.store.database import registration_revision
+from manager.store.revisions import registration_revision
 from manager.store.sessions import DEFAULT_LIMITS, sign_in
 from tests.api.conftest import HOST, Api, report
 

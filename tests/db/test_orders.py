@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from manager.model.registration import HostSpec
-from manager.store.database import Database, registration_revision
+from manager.store.database import Database
 from manager.store.host_models import RevisionRow
 from manager.store.hosts import put_host, reporting_host
+from manager.store.revisions import registration_revision
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from manager.model.migration import MigrationOrder, MigrationReport, MigrationSt
 from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
 from manager.settings import load_settings
 from manager.store.access_models import AuditRow
-from manager.store.database import Database, registration_revision
+from manager.store.database import Database
 from manager.store.hosts import put_host, put_statuses, replace_domains
 from manager.store.jobs import JobResult, Jobs
 from manager.store.models import EventRow, HostRow
@@ -36,6 +36,7 @@ from manager.store.proposals import (
     take_reports,
 )
 from manager.store.registrations import get
+from manager.store.revisions import registration_revision
 from manager.store.vm_claims import take_statuses
 from manager.store.vm_lists import get_vm
 from manager.store.vms import put_vm
