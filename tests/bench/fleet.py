@@ -1,17 +1,17 @@
 """What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
 
     python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--ramp-s S] [--warm-up-s 20]
-        [--reads-per-s 2] [--no-browser] [--workers N] [--small-fleet 20] [--statements] [--json FILE]
+        [--reads-per-s 2] [--registrations-per-s 0] [--no-browser] [--workers N] [--small-fleet 20] [--statements]
+        [--json FILE]
 
 The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
 log to disk) do. They begin one after the other within ``--ramp-s``, and all are left alone for ``--warm-up-s`` before
 anything counts. Beside them somebody reads lists, and opens the fleet page in a real Chromium (``--no-browser``: not
-that), in a new context each time, so that nothing is cached, which goes before all else as it has a machine of its own;
-``--reads-per-s 0``: nobody does either, for the cost of reports alone. All share this machine, which is printed with
-the numbers; agents, which have others in a fleet, give way to the rest. From these a fleet of 10,000 hosts is
-calculated: an estimate, that cost grows with the number of reports. ``--statements`` lists what PostgreSQL does for a
-report.
+that), in a new context each time, so that nothing is cached; ``--reads-per-s 0``: nobody does either, for the cost of
+reports alone. With ``--registrations-per-s`` VMs come and go. All share this machine, which is printed with the
+numbers; agents, which have others in a fleet, give way to the rest. From these a fleet of 10,000 hosts is calculated:
+an estimate, that cost grows with the number of reports. ``--statements`` lists what PostgreSQL does for a report.
 
 A report is late when it is acknowledged more than an interval and ``--grace-s`` after the tick that it follows was due.
 Files of the agents are in memory: those of a real fleet are on as many disks.
@@ -43,6 +43,7 @@ from rich.table import Table
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, memory_folder, vm_names
 from tests.bench.paints import page_loads
+from tests.bench.registrar import visitors
 from tests.bench.site import ManagerProcess, Usage, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
 
@@ -97,6 +98,7 @@ class Options:
     seconds: float
     warm_up_s: float
     reads_per_s: float
+    registrations_per_s: float
     statements: bool
     ramp_s: float
     grace_s: float
@@ -342,7 +344,8 @@ def measure(
     before = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
     commits_before = commits_and_flushes(url)
     began_s = time.monotonic()
-    reads = read(looks, began_s + options.seconds, options.reads_per_s)
+    with visitors(manager.client, host_names(options.hosts), options.registrations_per_s):
+        reads = read(looks, began_s + options.seconds, options.reads_per_s)
     spent_s = time.monotonic() - began_s
     after, after_s, after_bytes, after_cpu = manager_usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
     postgres_mib = memory_mib(server)
@@ -458,9 +461,14 @@ def show(result: Result) -> None:
     console.print(table)
 
 
+def host_names(hosts: int) -> list[str]:
+    """Of the whole fleet."""
+    return [f"kvm{number:04d}" for number in range(hosts)]
+
+
 def run(options: Options) -> Result:
     """Start everything, measure, stop everything."""
-    hosts = [f"kvm{number:04d}" for number in range(options.hosts)]
+    hosts = host_names(options.hosts)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-fleet-")))
         server = stack.enter_context(
@@ -508,6 +516,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up-s", type=float, default=20.0)
     parser.add_argument("--reads-per-s", type=float, default=2.0)
+    parser.add_argument("--registrations-per-s", type=float, default=0.0, help="VMs that come and go, meanwhile")
     parser.add_argument("--no-browser", action="store_true", help="nobody opens the fleet page")
     parser.add_argument("--ramp-s", type=float, help=f"agents begin within; {_BEGIN_PER_S:g} hosts a second by default")
     parser.add_argument("--grace-s", type=float, default=1.0, help="a report is late so long after its interval")
@@ -524,6 +533,7 @@ def main() -> None:
         given.seconds,
         given.warm_up_s,
         given.reads_per_s,
+        given.registrations_per_s,
         given.statements,
         given.hosts / _BEGIN_PER_S if given.ramp_s is None else given.ramp_s,
         given.grace_s,
