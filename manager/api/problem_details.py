@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import BadRequest, HTTPException
@@ -72,11 +73,11 @@ def install_errors(app: Flask) -> None:
 
 
 def _refuse_unreadable() -> None:
-    """Raises BadRequest for a query that is not UTF-8, which the framework could not read."""
+    """Raises BadRequest for a query that is not UTF-8, also percent-encoded: the framework would read other text."""
     try:
-        request.query_string.decode()
+        unquote_to_bytes(request.query_string).decode()
     except UnicodeDecodeError:
-        raise BadRequest("the query is not UTF-8: percent-encode what is not ASCII") from None
+        raise BadRequest("the query is not UTF-8: percent-encode what is not ASCII, in UTF-8") from None
 
 
 def _invalid(error: InvalidRequest) -> Response:

@@ -78,6 +78,12 @@ def test_names_that_cannot_be_are_refused(api: Api, name: str) -> None:
         assert "1 to 63 letters" in body["errors"][0]["message"]
 
 
+@pytest.mark.parametrize("query", ["search=%ff", "%c3%28=1", "host=kvm1&search=a%e2%82"])
+def test_a_query_that_is_no_utf_8_is_a_bad_request(sqlite_api: Api, query: str) -> None:
+    assert "not UTF-8" in problem(sqlite_api.call("GET", f"/vms?{query}"), 400)["detail"]
+    sqlite_api.ok("GET", "/vms?search=%c3%bc")
+
+
 def test_many_errors_are_cut_short(sqlite_api: Api) -> None:
     tiers = [{"name": "?"} for _ in range(50)]
     assert len(sqlite_api.refused(422, "PUT", "/applications/a", {"tiers": tiers})["errors"]) == 20
