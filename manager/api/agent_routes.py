@@ -66,7 +66,7 @@ Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datet
 
 def agents_api(context: ManagerContext, metrics: Metrics, live: LiveReports) -> RouteGroup:
     """The routes that agents use."""
-    api = RouteGroup("agents", "Reports of agents, and their assignments.")
+    api = RouteGroup("agents", "Reports of agents, and their assignments.", lenient=True)
     database, assignments = context.database, live.assignments
     reports = _Reports(context, metrics, live)
 

@@ -23,7 +23,7 @@ from manager.api.auth import Access, allow
 from manager.api.problem_details import MEDIA_TYPE
 from manager.api.validation import read_json, read_text
 from manager.errors import InvalidRequest
-from manager.model.fields import json_of
+from manager.model.fields import Schema, json_of
 from manager.protocol.samples import ProblemDetails
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -34,11 +34,17 @@ _JSON = "application/json"
 _STATUSES = {200: "OK", 201: "Created", 204: "Removed", 304: "Not Modified"}
 
 
+class _NoQuery(Schema):
+    """The query of a route without parameters in it."""
+
+
 class RouteGroup:
     """The routes of one kind of object, below ``PREFIX``. ``shapes``: their bodies and answers."""
 
-    def __init__(self, name: str, description: str) -> None:
+    def __init__(self, name: str, description: str, *, lenient: bool = False) -> None:
+        """``lenient``: what a later version may ask is ignored, where a route has no parameters in its query."""
         self.shapes: set[type] = set()
+        self._lenient = lenient
         self.blueprint = APIBlueprint(
             name,
             __name__,
@@ -70,6 +76,8 @@ class RouteGroup:
 
             @wraps(view)
             def checked(**url_values: str) -> Response:
+                if "query" not in models and not self._lenient:
+                    read_text(_NoQuery, _query())
                 body = view(**{name: _read(name, model, url_values) for name, model in models.items()})
                 return body if isinstance(body, Response) else no_content() if body is None else answer(body)
 

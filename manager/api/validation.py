@@ -125,7 +125,7 @@ def field_error(model: type, error: ErrorDetails) -> FieldError:
     field = _json_path(location)
     if error["type"] in _UNKNOWN:
         names = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
-        return FieldError(field, f"is not a known field; known: {', '.join(names)}")
+        return FieldError(field, f"is not a known field; known: {', '.join(names) or 'none'}")
     if error["type"] == "json_invalid":
         return FieldError(field, _not_json(error))
     if _KEY in error["loc"]:

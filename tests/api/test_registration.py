@@ -9,7 +9,7 @@ import pytest
 
 from manager.api.schemas.registration_shapes import ApplicationOut, HostOut, VmOut
 from manager.model.fields import adapter_of
-from tests.api.conftest import LAW, PLACEMENT, Api, report, status
+from tests.api.conftest import HOST, LAW, PLACEMENT, Api, report, status
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
 OBJECTS = [
@@ -78,6 +78,30 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
 def test_a_parameter_that_is_repeated_is_refused(sqlite_api: Api) -> None:
     [error] = sqlite_api.refused(422, "GET", "/vms?host=kvm1&host=kvm2&limit=1")["errors"]
     assert error == {"field": "host", "message": "2 are refused; allowed: one"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/hosts/kvm1", None),
+        ("PUT", "/vms/web", {"class": "batch"}),
+        ("POST", "/hosts/kvm1/adopt", None),
+        ("DELETE", "/hosts/kvm1", None),
+        ("GET", "/policies/priority", None),
+        ("GET", "/health", None),
+    ],
+)
+def test_a_parameter_is_refused_where_there_are_none(sqlite_api: Api, method: str, path: str, body: Any) -> None:
+    sqlite_api.ok("PUT", "/hosts/kvm1", {})
+    problem = sqlite_api.refused(422, method, f"{path}?dry_run=true", body)
+    assert problem["errors"] == [{"field": "dry_run", "message": "is not a known field; known: none"}]
+    sqlite_api.ok(method, path, body)
+
+
+def test_a_parameter_of_a_later_agent_is_ignored(sqlite_api: Api) -> None:
+    sqlite_api.ok("PUT", f"/hosts/{HOST}", {})
+    sqlite_api.ok("POST", f"/hosts/{HOST}/report?of_tomorrow=1", report())
+    sqlite_api.ok("GET", f"/hosts/{HOST}/assignment?of_tomorrow=1")
 
 
 @pytest.mark.parametrize("kind", ["hosts", "vms", "applications", "domains"])
