@@ -20,7 +20,7 @@ from manager.model.fields import MAX_TEXT, Name, Schema, Text, adapter_of, field
 from manager.model.records import DecisionRecord, Event, OutcomeKind, TickRecord
 from manager.model.registration import Mode, Sla
 from manager.model.window import Window, merge
-from manager.store.applications import applications_of
+from manager.store.applications import application_with_past, applications_of
 from manager.store.decision_packs import DecisionFilter, StoredDecision, newest_decisions
 from manager.store.event_records import Position, RecordFilter, newest_events
 from manager.store.history import StoryPlace, list_by_tick
@@ -106,7 +106,7 @@ def records_api(context: ManagerContext) -> RouteGroup:
         with database.reading() as session:
             eras = None
             if query.application is not None:
-                row = get(session, ApplicationRow, query.application)
+                row = application_with_past(session, query.application)
                 eras = read_past(session, query.since, [row.name]).eras(applications_of(session, [row])[row.name])
             wanted = DecisionFilter(query.host, query.vm, query.since, query.until, None, query.outcome, eras)
             groups = list_by_tick(session, wanted, after, limit, context.latest)

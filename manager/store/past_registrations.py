@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from manager.model.registration import Application, Sla
 from manager.store.access_models import AuditRow
+from manager.store.applications import as_it_was
 from manager.store.models import ApplicationRow, Json, PastApplicationRow, TierRow, TierVmRow, VmRow
 from manager.store.row_writes import among, has_arrays, is_one_of
 
@@ -110,7 +111,7 @@ def read_past(session: Session, since: datetime | None, names: Collection[str] |
 def serving(
     session: Session, past: Past, places: Collection[tuple[str, datetime]]
 ) -> dict[tuple[str, datetime], ApplicationRow]:
-    """The applications that VMs served at times; removed applications are left out."""
+    """The applications that VMs served at times, removed ones too, by rows that are in no session."""
     query = (
         select(VmRow.name, ApplicationRow)
         .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
@@ -119,7 +120,10 @@ def serving(
         .where(VmRow.name.in_({vm for vm, _ in places}))
     )
     now: dict[str, ApplicationRow] = {row[0]: row[1] for row in session.execute(query)}
-    changed = session.scalars(select(ApplicationRow).where(ApplicationRow.name.in_(past.changes))).all()
+    changed = [
+        *session.scalars(select(ApplicationRow).where(ApplicationRow.name.in_(past.changes))),
+        *map(as_it_was, session.scalars(select(PastApplicationRow).where(PastApplicationRow.name.in_(past.changes)))),
+    ]
     applications = {}
     for vm, at in places:
         before = {row.name: _before(past, row.name, at) for row in changed}

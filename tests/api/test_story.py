@@ -176,3 +176,15 @@ def test_a_vm_that_serves_another_application_since_is_told_of_with_the_one_of_t
     told.ok("PUT", "/applications/other", {"tiers": tiers})
     told.ok("POST", f"/hosts/{HOST}/report", report(decisions=[of(30, 30, vm="hog")]))
     assert [one["application"] for one in story(told, f"vm=hog&since={moment(20)}")] == ["new"]
+
+
+def test_the_story_of_a_deleted_application_stays_readable(told: Api) -> None:
+    before = story(told)
+    told.clock.now_s += 60
+    told.ok("DELETE", "/applications/shop")
+    assert story(told) == before
+    assert [one["vm"] for one in story(told, "application=shop")] == ["db-1", "web-1"]
+    told.clock.now_s += 60
+    told.ok("POST", f"/hosts/{HOST}/report", report(decisions=[of(20, 150, vm="web-1")]))
+    assert [one["application"] for one in story(told, f"since={moment(150)}")] == [None]
+    assert story(told, f"application=shop&since={moment(150)}") == []
