@@ -13,10 +13,10 @@ import click
 from manager.cli.batch_table import batch_table
 from manager.cli.cost_options import costs_of
 from manager.cli.options import CLIENT_SETTINGS, ManPage, ObjectName, connect, json_option, with_settings
-from manager.cli.times import local_time
+from manager.cli.times import local_time, time_s
 from manager.control.power_shares import idle_watts
 from manager.model.energy import HostPower
-from manager.model.fields import adapter_of
+from manager.model.fields import adapter_of, timestamp
 from manager.model.knob_text import knob_name, settings_shown, value_shown
 from manager.model.knobs import PINS, WARPS, Knob
 from manager.model.numbers import digits
@@ -303,11 +303,15 @@ def _ago(moment: str | None) -> str:
 
 
 _DECISIONS_EPILOG = """
+TIME
+  How long ago, such as 90s, 10m, 1h or 2d, or an RFC 3339 time such as 2026-01-31T14:00:00Z.
+
 OUTPUT
   A row per decision, newest first: time, host, VM, setting, value before and after, outcome and reason.
 
 EXAMPLES
   equipoise decisions --vm shop-cache --limit 20
+  equipoise decisions --since 2h
   equipoise decisions --since 2026-01-31T14:00:00Z --json
 """
 
@@ -317,11 +321,13 @@ EXAMPLES
 @click.option("--host", default="", metavar="NAME", help="Only this host.")
 @click.option("--vm", default="", metavar="NAME", help="Only this VM.")
 @click.option("--knob", default="", metavar="KNOB", help=f"Only one of {', '.join(Knob)}.")
-@click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
+@click.option("--since", default="", metavar="TIME", help="Begin here.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")
 @json_option
 def decisions(settings: Settings, limit: int, as_json: bool, **wanted: str) -> None:
     """Show decisions: for which VM, why, and their outcome."""
+    if wanted["since"]:
+        wanted["since"] = timestamp(max(time_s("--since", wanted["since"], time.time()), 0.0)).isoformat()
     rows = connect(settings).items("/decisions", limit=limit, **wanted)
     table = Table("when", "host", "VM", "setting", "before", "after", "outcome", "reason")
     for row in rows:

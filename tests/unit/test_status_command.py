@@ -305,3 +305,29 @@ def test_batch_vms_have_a_table_of_their_own() -> None:
         ["2026-03-01T13:00:00Z AT RISK: 90 of 900 CPU seconds, needs 0.75 pCPUs", "-"],
     ]
     assert batch_table([{"name": "web", "batch": None}]) is None
+
+
+@pytest.mark.parametrize(
+    ("since", "asked"),
+    [
+        ("2h", "2026-03-01T10:00:00+00:00"),
+        ("2026-03-01T09:00:00+01:00", "2026-03-01T08:00:00+00:00"),
+        ("1960-01-01T00:00:00Z", "1970-01-01T00:00:00+00:00"),
+    ],
+)
+def test_decisions_since_a_time_or_for_a_length_of_it(since: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert request.url.params["since"] == asked
+        return httpx.Response(200, json={"items": [], "next": None})
+
+    client = ManagerClient("http://manager", "", Wire(handle))
+    monkeypatch.setattr(status_commands, "connect", lambda _settings: client)
+    monkeypatch.setattr("time.time", datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp)
+    result = CliRunner().invoke(main, ["decisions", "--since", since])
+    assert result.exit_code == 0, result.output
+
+
+def test_decisions_since_what_is_no_time_are_refused() -> None:
+    result = CliRunner().invoke(main, ["decisions", "--since", "yesterday", "--manager-url", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "'yesterday' is refused: use up to 3650d, such as 90s, 10m or 1h" in result.output
