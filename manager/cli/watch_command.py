@@ -127,7 +127,10 @@ def _registered(client: ManagerClient, vm: str) -> dict[str, Any]:
 
 
 def _domain(client: ManagerClient, vm: str, registered: Mapping[str, Any]) -> dict[str, Any]:
-    """The running domain that is meant, as reported by its agent. Raises Failure."""
+    """The running domain that is meant, as reported by its agent. Raises Failure.
+
+    Where several are, those of silent hosts do not count: what they reported last may run elsewhere since.
+    """
     uuid, name = registered.get("libvirt_uuid"), registered.get("libvirt_name") or vm
     host = registered.get("status_host") or registered.get("host")
     domains: list[dict[str, Any]] = [
@@ -137,6 +140,9 @@ def _domain(client: ManagerClient, vm: str, registered: Mapping[str, Any]) -> di
         and host in {None, domain["host"]}
         and domain["registered_as"] in {None, vm}
     ]
+    if len(domains) > 1:
+        reporting = {each["name"] for each in client.items("/hosts", reporting="true")}
+        domains = [domain for domain in domains if domain["host"] in reporting] or domains
     if len(domains) == 1:
         return domains[0]
     if domains:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from manager.cli import main, watch_command
 from manager.protocol.client import ManagerClient
-from tests.api.conftest import HOST, Api, report, status
+from tests.api.conftest import HOST, Api, notice_silence, report, status
 from tests.fakes.manager import Wire
 
 UUID = status("shop-web")["libvirt_uuid"]
@@ -169,6 +169,22 @@ def test_a_domain_that_nobody_registered_is_registered_with_it(api: Api) -> None
     assert "VM shop-web is registered: critical; /vms/shop-web likewise undoes that" in done.output
     assert api.ok("GET", "/vms/shop-web")["class"] == "critical"
     assert api.ok("GET", "/applications/shop")["mode"] == "observe"
+
+
+def test_a_host_that_fell_silent_does_not_run_what_another_reports(api: Api) -> None:
+    """The domain came from there, as when a host failed."""
+    api.ok("DELETE", "/vms/shop-web", headers={"If-Match": "*"})
+    seen(api)
+    other = report(domains=[{"libvirt_name": "shop-web", "libvirt_uuid": UUID}])
+    api.ok("POST", "/hosts/kvm2/report", other)
+    refused = watch("shop-web:80")
+    assert f"domains named shop-web run on hosts {HOST}, kvm2: register the one that is meant" in refused.output
+    api.clock.now_s += 60
+    seen(api)
+    notice_silence(api)
+    done = watch("shop-web:80")
+    assert done.exit_code == 0, done.output
+    assert "application shop is registered: tier web with VM shop-web" in done.output
 
 
 def test_both_are_registered_or_none(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
