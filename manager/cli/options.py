@@ -142,7 +142,10 @@ class ObjectName(click.types.StringParamType):
 
 
 class WrittenFile(click.Path):
-    """A file for what a command comes to: that it cannot be written is said before the work, not after it."""
+    """A file for what a command comes to: that it cannot be written is said before the work, not after it.
+
+    It may be replaced by another: of a symbolic link the target is, and a device or a pipe is refused.
+    """
 
     def __init__(self, *, allow_dash: bool = False) -> None:
         """The value is a Path; with ``allow_dash`` it may be ``-``."""
@@ -153,6 +156,11 @@ class WrittenFile(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if self.allow_dash and str(path) == "-":
             return path
+        if path.is_symlink():
+            path = Path(os.path.realpath(path))
+        if path.exists() and not path.is_file():
+            instead = "; - is standard output" if self.allow_dash else ""
+            self.fail(f"{value} cannot be written: it is no regular file{instead}", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"{value} cannot be written: there is no folder {path.parent}", param, ctx)
         # Some are replaced as a whole, some written as they are.
@@ -166,7 +174,8 @@ class PictureFile(WrittenFile):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path. Raises click.BadParameter."""
-        path = super().convert(value, param, ctx)
+        super().convert(value, param, ctx)
+        path = Path(os.fsdecode(value))  # of a link the name, too
         if path.suffix not in _PICTURES:
             self.fail(f"{value} is refused: use a name that ends in {', '.join(_PICTURES)}", param, ctx)
         return path

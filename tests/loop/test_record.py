@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,25 @@ def test_a_file_that_cannot_be_written_is_named(call: Call, tmp_path: Path) -> N
     result = call("record", "/proc/a.jsonl", *SINCE)
     assert (result.exit_code, "/proc/a.jsonl cannot be written: No such file" in result.output) == (1, True)
     assert list(tmp_path.glob(".folder*")) == []
+
+
+def test_a_device_or_a_pipe_is_never_replaced_by_a_file(call: Call, tmp_path: Path) -> None:
+    """As /dev/null would be, for root."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = call("record", str(pipe), *SINCE)
+    assert pipe.is_fifo()
+    assert result.exit_code == 2
+    assert "it is no regular file; - is standard output" in " ".join(result.output.split())
+
+
+def test_a_link_stays_and_leads_to_the_new_file(call: Call, tmp_path: Path) -> None:
+    link = tmp_path / "latest.jsonl"
+    link.symlink_to("monday.jsonl")
+    for _ in range(2):
+        assert call("record", str(link), *SINCE).exit_code == 0
+    assert link.readlink() == Path("monday.jsonl")
+    assert read_lines((tmp_path / "monday.jsonl").read_text().splitlines()).ticks
 
 
 @pytest.mark.parametrize(

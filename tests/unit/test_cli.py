@@ -239,7 +239,7 @@ def test_a_port_of_the_database_that_is_no_number_is_refused() -> None:
     assert "database_url is refused: its port is no number" in result.output
 
 
-@pytest.mark.parametrize(
+writes_a_file = pytest.mark.parametrize(
     "arguments",
     [
         ("record", "FILE", "--for", "1h"),
@@ -249,8 +249,25 @@ def test_a_port_of_the_database_that_is_no_number_is_refused() -> None:
         ("sim", "calibrate", "recording", "--out", "FILE"),
     ],
 )
+
+
+@writes_a_file
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     nowhere = tmp_path / "no" / "file"
     result = CliRunner().invoke(main, [str(nowhere) if word == "FILE" else word for word in arguments])
     assert result.exit_code == 2, result.output
     assert "cannot be written: there is no folder" in " ".join(result.output.split())
+
+
+@writes_a_file
+def test_a_device_or_a_pipe_is_never_replaced_by_a_file(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    link = tmp_path / "link.png"
+    link.symlink_to("pipe.png")
+    for file in (tmp_path / "pipe.png", link):
+        result = CliRunner().invoke(main, [str(file) if word == "FILE" else word for word in arguments])
+        assert result.exit_code == 2, result.output
+        assert "it is no regular file" in " ".join(result.output.split())
+    assert (tmp_path / "pipe.png").is_fifo()
+    assert link.is_symlink()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.png", "pipe.png"]
