@@ -9,16 +9,19 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import sha256
 from multiprocessing import get_context
 from os import sched_getaffinity
 from pathlib import Path
 from statistics import fmean
-from typing import TextIO
+from typing import ClassVar, TextIO
+
+from pydantic import ValidationError
 
 from manager.errors import SettingsError
+from manager.model.fields import CLOSED, adapter_of
 from manager.model.units import percent
 from manager.sim.compare import PUBLISHED, installed, run_once
 from manager.sim.oracle import ORACLE
@@ -33,6 +36,8 @@ WORSE_BY = 0.005
 LESS_BY = 0.01
 """Batch progress that is less by no more than this part counts as equal."""
 CLOSED_BAR, AHEAD_BAR, BATCH_BAR = 0.5, 0.9, 0.97
+_BEGINNING = '{"scenario": "'
+"""Of each line of a file of runs."""
 _WANTED = ("equal", PRIORITY, "fair", "fair" + PUBLISHED, "isolation", *BASELINES, AUTO)
 
 
@@ -50,6 +55,7 @@ class MatrixRun:
     violated_share: float
     batch_progress: float | None
     changes_per_hour: float
+    __pydantic_config__: ClassVar = CLOSED
 
 
 def scenario_id(scenario: Scenario) -> str:
@@ -88,14 +94,19 @@ class MatrixFile:
             raise SettingsError(f"{path} cannot be read: {error}") from error
         whole = text[: text.rfind("\n") + 1]
         self.runs = tuple(self._run(line, number) for number, line in enumerate(whole.splitlines(), start=1))
-        self._cut_to = len(whole.encode()) if whole != text else None  # somebody died while writing
+        cut = text[len(whole) :]
+        if not (cut.startswith(_BEGINNING) or _BEGINNING.startswith(cut)):
+            raise self._not_ours(len(self.runs) + 1)
+        self._cut_to = len(whole.encode()) if cut else None  # somebody died while writing
 
     def _run(self, line: str, number: int) -> MatrixRun:
         try:
-            body = json.loads(line)
-            return MatrixRun(**{field.name: body[field.name] for field in fields(MatrixRun)})
-        except (ValueError, KeyError, TypeError) as error:
-            raise SettingsError(f"line {number} of {self.path} is not a run of `equipoise sim matrix`") from error
+            return adapter_of(MatrixRun).validate_json(line)
+        except ValidationError as error:
+            raise self._not_ours(number) from error
+
+    def _not_ours(self, number: int) -> SettingsError:
+        return SettingsError(f"line {number} of {self.path} is not a run of `equipoise sim matrix`")
 
     @contextmanager
     def appending(self) -> Iterator[Callable[[MatrixRun], None]]:

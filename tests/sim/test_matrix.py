@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -166,6 +168,37 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         MatrixFile(tmp_path / "other")
     with pytest.raises(SettingsError, match="cannot be read"):
         MatrixFile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"violated_share": "much"}, {"violated_share": math.nan}, {"batch_progress": []}, {"policy": None}, {"more": 1}],
+)
+def test_a_run_with_a_value_that_it_cannot_have_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(asdict(ran("equal", 0.25)) | changes) + "\n")
+    with pytest.raises(SettingsError, match=r"line 1 of .* is not a run of"):
+        MatrixFile(path)
+
+
+@pytest.mark.parametrize("content", ["notes of a week", '{"scenario": 1}', '{"results": [', "\n".join("ab")])
+def test_a_file_of_something_else_is_not_cut_off(content: str, tmp_path: Path) -> None:
+    """As it may be without the end of its last line, too."""
+    path = tmp_path / "other"
+    path.write_text(content)
+    with pytest.raises(SettingsError, match=r"line 1 of .* is not a run of"):
+        MatrixFile(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("length", range(0, 30, 3))
+def test_a_run_may_have_been_cut_off_anywhere(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(asdict(ran("equal", 0.25)))[:length])
+    file = MatrixFile(path)
+    with file.appending() as keep:
+        keep(ran("fair", 0.75))
+    assert MatrixFile(path).runs == (ran("fair", 0.75),)
 
 
 def test_the_oracle_is_the_last_of_the_usual_policies() -> None:
