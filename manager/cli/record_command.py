@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from manager.settings import Settings
 from manager.terminal import progress, say, say_json_lines
 
 _PAUSE_S = 0.2
+_LOOK_S = 20.0
+"""A host counts as looked at for a minute."""
 
 _EPILOG = """
 TIME
@@ -100,6 +102,20 @@ def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recor
         )
 
 
+def _wait(client: ManagerClient, host: str, wait_s: float) -> None:
+    """Wait, and look at the host all the while: its agent keeps nothing back then."""
+    start_s = time.monotonic()
+    look_s = 0.0
+    with progress("recording", wait_s, counted=False) as bar:
+        while (passed_s := time.monotonic() - start_s) < wait_s:
+            bar.update(passed_s)
+            if passed_s >= look_s:
+                look_s = passed_s + _LOOK_S
+                with suppress(ManagerUnavailable):  # it may be back before the end
+                    client.get(f"/hosts/{host}/ticks", limit="1")
+            time.sleep(min(_PAUSE_S, wait_s - passed_s))
+
+
 def _vm(item: dict[str, Any]) -> RecordedVm:
     weights = [knob for knob in item["status"]["knobs"] if knob["knob"] == Knob.WEIGHT]
     original = next((knob["original"] or knob["value"] for knob in weights), None)
@@ -127,11 +143,7 @@ def record(settings: Settings, file: Path, host: str, since: str, until: str, wa
     name = host or settings.text("host_name")
     if wait:
         fetch_assignment(client, name)  # fails now, not after the wait
-        with progress("recording", wait_s, counted=False) as bar:
-            start_s = time.monotonic()
-            while (passed_s := time.monotonic() - start_s) < wait_s:
-                bar.update(passed_s)
-                time.sleep(min(_PAUSE_S, wait_s - passed_s))
+        _wait(client, name, wait_s)
     recording = fetch(client, name, begin_s, end_s)
     text = "".join(write_lines(recording))
     try:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from manager.cli import main, record_command
 from manager.loop import link as link_module
 from manager.loop import reporter as reporter_module
 from manager.loop.observer import Clock
@@ -18,6 +21,7 @@ from manager.loop.pace import Pace
 from manager.model.records import Severity
 from manager.model.traffic import HostServices, SeenService
 from manager.protocol.assignment import Cadence
+from manager.replay.recording import read_lines
 from manager.store.database import Database
 from tests.fakes.vm import domain_uuid
 from tests.loop.site import SLOT_S, START_S, Site
@@ -284,3 +288,39 @@ def test_a_manager_that_forgot_the_host_is_told_all_at_once(site: Site) -> None:
     reports = [report for _ in range(5) for report in interval(site)]
     assert [report["capabilities"] is not None for report in reports] == [False, True, False][: len(reports)]
     assert site.client.get("/hosts/a/capabilities")["cgroup_version"] == 1
+
+
+def test_a_recording_that_waits_is_of_all_that_time(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host counts as looked at meanwhile."""
+    passing = SimpleNamespace(
+        time=lambda: site.now_s, monotonic=lambda: site.now_s, sleep=lambda _seconds: interval(site)
+    )
+    monkeypatch.setattr(record_command, "time", passing)
+    monkeypatch.setattr(record_command, "connect", lambda _settings: site.client)
+    to_history(site)
+    file, begin_s = tmp_path / "recording", site.now_s
+    result = CliRunner().invoke(main, ["record", str(file), "--host", "a", "--for", "90s"])
+    assert result.exit_code == 0, result.output
+    recording = read_lines(file.read_text().splitlines())
+    assert [tick.time_s - begin_s for tick in recording.ticks] == [SLOT_S * number for number in range(18)]
+    assert recording.windows[-1].end_s == begin_s + 90
+
+
+def test_a_recording_waits_on_while_the_manager_is_away(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_s = site.now_s
+
+    def sleep(_seconds: float) -> None:
+        site.up = not begin_s + 30 <= site.now_s < begin_s + 80
+        interval(site)
+
+    monkeypatch.setattr(
+        record_command, "time", SimpleNamespace(time=lambda: site.now_s, monotonic=lambda: site.now_s, sleep=sleep)
+    )
+    monkeypatch.setattr(record_command, "connect", lambda _settings: site.client)
+    result = CliRunner().invoke(main, ["record", str(tmp_path / "recording"), "--host", "a", "--for", "2m"])
+    assert result.exit_code == 0, result.output
+    assert "ticks" in result.stderr
