@@ -195,10 +195,13 @@ def _cut(
             use = RecordedUse(tick.time_s, length_s, vm.cpu_share * pcpus, vm.run_delay_share)
             seen.setdefault(vm.vm, []).append((use, vm))
     unknown = sorted(seen.keys() - (registered.keys() & vcpus.keys()))
-    if unknown:
-        notes.append(f"left out, no longer registered: {', '.join(unknown)}; what they used counts as other load")
-        lost = [use for name in unknown for use, _ in seen[name]]
-        others += [(0.0, use.used * use.length_s) for use in lost]
+    gone = [name for name in unknown if name not in registered]
+    stopped = [name for name in unknown if name in registered]
+    for why, names in (("no longer registered", gone), ("had stopped when it was recorded", stopped)):
+        if names:
+            notes.append(f"left out, {why}: {', '.join(names)}; what they used counts as other load")
+    lost = [use for name in unknown for use, _ in seen[name]]
+    others += [(0.0, use.used * use.length_s) for use in lost]
     vms = tuple(
         ObservedVm(
             registered[name],

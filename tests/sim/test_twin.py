@@ -216,6 +216,11 @@ def without_vm(made: Recording) -> Recording:
     return replace(made, ticks=tuple(replace(one, vms=left(one.vms)) for one in made.ticks))
 
 
+def stopped(made: Recording, name: str = "shop-web") -> Recording:
+    """It has no vCPUs any more of which a manager could say how many there are."""
+    return replace(made, vms=tuple(vm for vm in made.vms if vm.vm != name))
+
+
 @pytest.mark.parametrize(
     ("spoilt", "says"),
     [
@@ -227,7 +232,8 @@ def without_vm(made: Recording) -> Recording:
         (probed_alone, "shop: it has response times, but served no request"),
         (without_pcpus, "no pCPU of the host may be given to VMs"),
         (without_half_the_windows, "shop: response times cover 50 % of the time: 90 % are needed"),
-        (without_vm, "shop: VM shop-web of tier web did not run on this host"),
+        (without_vm, "shop: VM shop-web of tier web did not run on this host, or had stopped when it was recorded"),
+        (stopped, "shop: VM shop-web of tier web did not run on this host, or had stopped when it was recorded"),
     ],
 )
 def test_a_recording_that_does_not_do_is_refused(spoilt: Callable[[Recording], Recording], says: str) -> None:
@@ -255,6 +261,16 @@ def test_what_was_left_out_and_is_not_modelled_is_said() -> None:
         "20 of 121 ticks are left out: before, policy equal was in force in mode enforce",
         "warps are not modelled",
         "cache partitions are not modelled",
+    ]
+
+
+def test_a_vm_that_had_stopped_is_told_from_one_that_is_not_registered_any_more() -> None:
+    made = stopped(recording(truth(batch=(BatchSpec("hog"), BatchSpec("gone")))), "hog")
+    kept = tuple(vm for vm in made.assignment.vms if vm.name != "gone")
+    spoilt = replace(made, assignment=replace(made.assignment, vms=kept))
+    assert list(observe(spoilt).notes) == [
+        "left out, no longer registered: gone; what they used counts as other load",
+        "left out, had stopped when it was recorded: hog; what they used counts as other load",
     ]
 
 
