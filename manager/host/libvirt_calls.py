@@ -19,7 +19,7 @@ import libvirt
 
 from manager.errors import DomainHangs
 from manager.host.addresses import Interfaces
-from manager.host.vm_interfaces import interfaces_in
+from manager.host.vm_interfaces import interfaces_below
 from manager.model.resource_use import VirtualDiskCounters, VirtualDisksSeen
 
 T = TypeVar("T")
@@ -248,13 +248,12 @@ def interfaces_of(domain: libvirt.virDomain) -> Interfaces:
     except libvirt.libvirtError as error:  # it ended meanwhile, or its network is none of libvirt's
         log.debug("leases of domain %s: %s", domain.name(), error)
     try:
-        xml = domain.XMLDesc()
-        description = ET.fromstring(xml)  # noqa: S314 - libvirt's own
+        description = ET.fromstring(domain.XMLDesc())  # noqa: S314 - libvirt's own
     except (libvirt.libvirtError, ET.ParseError, ValueError) as error:  # ValueError: it is not UTF-8
         log.debug("interfaces of domain %s: %s", domain.name(), error)
     else:
         hardware = frozenset(mac.get("address", "").lower() for mac in description.iterfind("devices/interface/mac"))
-        found = interfaces_in(domain.name(), xml)
+        found = interfaces_below(domain.name(), description)
         taps = frozenset(interface.index for interface in found if interface.index is not None)
     return Interfaces(leased, hardware, taps)
 

@@ -40,10 +40,15 @@ def interfaces(uri: str) -> list[VmInterface]:
 def interfaces_in(vm: str, xml: str) -> Iterator[VmInterface]:
     """Those of a running domain by its XML. Raises HostError for what is no such XML."""
     try:
-        elements = ET.fromstring(xml).findall("devices/interface")  # noqa: S314 - libvirt's own
+        description = ET.fromstring(xml)  # noqa: S314 - libvirt's own
     except ET.ParseError as error:
         raise HostError(f"domain {vm}: its XML cannot be read: {error}") from error
-    for element in elements:
+    yield from interfaces_below(vm, description)
+
+
+def interfaces_below(vm: str, description: ET.Element) -> Iterator[VmInterface]:
+    """Those of a running domain by its XML, which was read before."""
+    for element in description.iterfind("devices/interface"):
         kind = element.get("type", "")
         target = element.find("target")
         name = target.get("dev", "") if target is not None else ""
