@@ -42,7 +42,7 @@ class RouteGroup:
     """The routes of one kind of object, below ``PREFIX``. ``shapes``: their bodies and answers."""
 
     def __init__(self, name: str, description: str, *, lenient: bool = False) -> None:
-        """``lenient``: what a later version may ask is ignored, where a route has no parameters in its query."""
+        """``lenient``: parameters of a query are ignored where a route has none: of a later version, or a probe's."""
         self.shapes: set[type] = set()
         self._lenient = lenient
         self.blueprint = APIBlueprint(

@@ -60,7 +60,7 @@ def policies_api(context: ManagerContext) -> RouteGroup:
 
 def health_api(context: ManagerContext) -> RouteGroup:
     """The route of health."""
-    api = RouteGroup("health", "Whether the manager can serve requests.")
+    api = RouteGroup("health", "Whether the manager can serve requests.", lenient=True)
 
     @api.at("GET /health", OPEN)
     def get_health() -> HealthOut:

@@ -162,7 +162,7 @@ def _of_vms(observed: HostObservation, application: Application) -> Iterator[str
     for tier, vms in zip(application.tiers, observed.tier_vms(application), strict=True):
         for name in tier.vms:
             if name not in here:
-                yield (f"VM {name} of tier {tier.name} did not run on this host, or had stopped when it was recorded")
+                yield f"VM {name} of tier {tier.name} did not run on this host, or had stopped when it was recorded"
         for vm in vms:
             if sum(use.length_s for use in vm.uses) < LEAST_COVERAGE * observed.seen_s:
                 yield f"VM {vm.spec.name} did not run all the time"
