@@ -7,7 +7,6 @@ import os
 import secrets
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -367,15 +366,10 @@ def delete(settings: Settings, name: str) -> None:
 
 
 def _ask(from_stdin: bool) -> str:
-    """The hash of the password that is entered. Raises InvalidRequest, and SettingsError without a terminal."""
+    """The hash of the password that is entered. Raises InvalidRequest."""
     if from_stdin:
         return hash_password(sys.stdin.readline().rstrip("\n"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", getpass.GetPassWarning)  # the password would be read as it is typed, and shown
-        try:
-            return hash_password(click.prompt("Password", hide_input=True, confirmation_prompt=True))
-        except getpass.GetPassWarning:
-            raise SettingsError("there is no terminal to ask for the password: use --password-stdin") from None
+    return hash_password(click.prompt("Password", hide_input=True, confirmation_prompt=True))
 
 
 _BACKUP_EPILOG = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -85,17 +83,6 @@ def test_what_is_refused_is_named(database: Database, arguments: tuple[str, ...]
     result = call(*arguments, typed=typed)
     assert result.exit_code == 1
     assert says in result.output
-
-
-@pytest.mark.usefixtures("database")
-@pytest.mark.parametrize("arguments", [("create", "--role", "viewer", "--name", "x"), ("password", "x")])
-def test_a_password_is_asked_for_at_a_terminal_only(arguments: tuple[str, ...]) -> None:
-    """A session of its own has none."""
-    command = [sys.executable, "-m", "manager.cli", "user", *arguments]
-    typed = "correct horse\ncorrect horse\n"
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, start_new_session=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.strip() == "equipoise: there is no terminal to ask for the password: use --password-stdin"
 
 
 def test_a_password_of_another_encoding_is_refused() -> None:
