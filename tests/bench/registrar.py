@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle
 
@@ -14,7 +15,7 @@ import httpx
 def visitors(client: httpx.Client, hosts: Sequence[str], per_s: float) -> Iterator[None]:
     """A VM comes to one host after the other, and goes again: each is a registration, of which there are ``per_s``.
 
-    At most as many as the manager answers, one after the other.
+    At most as many as the manager answers, one after the other. Raises HTTPError in the end where one was refused.
     """
     ended = threading.Event()
 
@@ -26,12 +27,11 @@ def visitors(client: httpx.Client, hosts: Sequence[str], per_s: float) -> Iterat
                     return
                 client.request(method, path, json=body).raise_for_status()
 
-    registrar = threading.Thread(target=register, name="registrar", daemon=True)
-    if per_s:
-        registrar.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if per_s:
-            registrar.join()
+    with ThreadPoolExecutor(1) as pool:
+        registering = pool.submit(register) if per_s else None
+        try:
+            yield
+        finally:
+            ended.set()
+        if registering is not None:
+            registering.result()
