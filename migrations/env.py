@@ -16,12 +16,19 @@ from manager.store import (  # noqa: F401 - their tables are part of the metadat
     pack_models,
     progress_models,
 )
+from manager.store.day_partitions import partition_names
 from manager.store.models import Base
 
 
 def _run(connection: Connection) -> None:
+    parts = partition_names(connection)
     # SQLite can hardly alter a table: batch mode rebuilds it.
-    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        render_as_batch=True,
+        include_name=lambda name, kind, _parents: kind != "table" or name not in parts,
+    )
     with context.begin_transaction():
         context.run_migrations()
 

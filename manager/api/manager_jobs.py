@@ -9,6 +9,7 @@ from manager.api.context import ManagerContext
 from manager.api.interference_job import InterferenceTables
 from manager.settings import Settings
 from manager.store.arrivals import Arrivals
+from manager.store.day_partitions import make_days
 from manager.store.jobs import Job, Run
 from manager.store.proposals import busy_hosts, close_proposals
 from manager.store.retention import Cleanup, Keep, prune, prune_access
@@ -36,7 +37,8 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         return Cleanup(database, run.now, arrived, run.stopped)
 
     def retain(run: Run) -> int:
-        return prune(cleanup(run), records) + prune_access(cleanup(run), audit)
+        made = make_days(database, run.now)
+        return made + prune(cleanup(run), records) + prune_access(cleanup(run), audit)
 
     def roll_up(run: Run) -> int:
         rolled = rollups.roll_up(run.now, run.stopped)

@@ -42,7 +42,7 @@ END $$;
 _EMPTY = """
 DO $$ DECLARE one record; BEGIN
     FOR one IN SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = current_schema()
-    LOOP EXECUTE 'DROP TABLE ' || one.name || ' CASCADE'; END LOOP;
+    LOOP EXECUTE 'DROP TABLE IF EXISTS ' || one.name || ' CASCADE'; END LOOP;
     FOR one IN SELECT oid::regprocedure::text AS name FROM pg_proc AS proc
         WHERE pronamespace = quote_ident(current_schema())::regnamespace
         AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE objid = proc.oid AND deptype = 'e')

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +41,9 @@ from manager.store.window_packs import YOUNG
 PERIOD_S = 0.5
 _MARKED_S = 5.0
 """Hosts that a page shows are marked as watched so often, see ``manager.store.watched_hosts``."""
+
+_LATELY = timedelta(days=2)
+"""By the host's clock: what is older is not looked through, a partition for each day, at each look."""
 
 log = logging.getLogger(__name__)
 
@@ -176,16 +179,16 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
 
     They are the last that arrived, or the newest that are not of the future, where a clock was ahead.
     """
+    tick_lately, decided_lately = (row.claimed_until >= now - _LATELY for row in (TickPackRow, DecisionPackRow))
     match topic.kind:
         case TopicKind.FLEET:
-            return [_last(TickPackRow.id), *(_last(kind.id) for kind, _ in YOUNG), _silent()]
+            return [_last(TickPackRow.id, tick_lately), *(_last(kind.id) for kind, _ in YOUNG), _silent()]
         case TopicKind.DECISIONS:
-            return [_last(DecisionPackRow.id), _last(EventRow.id)]
+            return [_last(DecisionPackRow.id, decided_lately), _last(EventRow.id)]
         case TopicKind.HOST:
-            tick = _last(TickPackRow.last_at, TickPackRow.host == topic.name, TickPackRow.last_at <= now)
-            decision = _last(
-                DecisionPackRow.last_at, DecisionPackRow.host == topic.name, DecisionPackRow.last_at <= now
-            )
+            tick = _last(TickPackRow.last_at, TickPackRow.host == topic.name, TickPackRow.last_at <= now, tick_lately)
+            decided = DecisionPackRow.host == topic.name, DecisionPackRow.last_at <= now, decided_lately
+            decision = _last(DecisionPackRow.last_at, *decided)
             return [tick, decision, _silent()]
         case TopicKind.APPLICATION:
             number = select(ApplicationRow.id).where(ApplicationRow.name == topic.name).scalar_subquery()
@@ -197,7 +200,7 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
                 .where(TierRow.application_id == number)
             )
             newest = select(func.max(TickPackRow.last_at)).where(
-                TickPackRow.host == HostRow.name, TickPackRow.last_at <= now
+                TickPackRow.host == HostRow.name, TickPackRow.last_at <= now, tick_lately
             )
             tick = newest.correlate(HostRow).scalar_subquery()
             ticks = select(func.max(tick)).where(HostRow.id.in_(serving)).scalar_subquery()

@@ -73,8 +73,9 @@ def columns_of(host: str, times: Sequence[PackTimes]) -> dict[str, object]:
 
 def between(table: type[PackRow], begin: datetime, end: datetime) -> ColumnElement[bool]:
     """Whether a row may hold something from ``begin`` until before ``end``."""
-    late = table.last_at >= begin
-    return late if end == END else late & (table.last_at < end + table.longest)
+    # Nothing is dated later than its host claimed, and by that days have their partitions.
+    late = (table.last_at >= begin) & (table.claimed_until >= begin)
+    return late if END - end <= table.longest else late & (table.last_at < end + table.longest)
 
 
 def newest_first(

@@ -18,6 +18,7 @@ from manager.store import audit, joining
 from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow
 from manager.store.arrivals import Arrived
 from manager.store.database import Database
+from manager.store.day_partitions import DECISIONS, CutByDay, OldRows, drop_days
 from manager.store.host_models import JoinTokenRow, ProposalRow
 from manager.store.models import EventRow
 from manager.store.pack_models import DecidedVmRow, DecisionPackRow
@@ -26,6 +27,8 @@ from manager.store.sign_in_throttle import counts_no_more
 _BATCH = 10_000
 _DAY = timedelta(days=1)
 _SESSIONS = _DAY
+_LATE = 0.02
+"""Of the time that something is kept: what arrived in time is known to have by then, see ``manager.control.uptime``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,19 @@ class Cleanup:
     arrived: Arrived
     stopped: Callable[[], bool] = lambda: False
 
-    def remove(self, number: InstrumentedAttribute[int], condition: ColumnElement[bool]) -> int:
-        """Remove the rows of a table, given by its column of numbers, that meet a condition."""
+    def remove(
+        self,
+        number: InstrumentedAttribute[int],
+        condition: ColumnElement[bool],
+        place: ColumnElement[bool] | None = None,
+    ) -> int:
+        """Remove the rows of a table, given by its column of numbers, that meet a condition.
+
+        ``place`` follows from it: by that partitions without such rows are left out, which numbers do not tell.
+        """
         some = select(number).where(condition).limit(_BATCH)
-        statement = delete(number.class_).where(number.in_(some)).returning(number)
+        where = number.in_(some) if place is None else number.in_(some) & place
+        statement = delete(number.class_).where(where).returning(number)
         return self.in_batches(lambda session: len(session.execute(statement).all()))
 
     def remove_old(
@@ -62,10 +74,20 @@ class Cleanup:
         date: InstrumentedAttribute[datetime],
         keep: timedelta,
         condition: ColumnElement[Any] | None = None,
+        cut: CutByDay | None = None,
     ) -> int:
-        """Remove rows that meet a condition and were kept for ``keep`` by date and since they arrived as ``kept``."""
-        old = (date < self.now - keep) & (number <= self.arrived(kept, number, keep))
-        return self.remove(number, old & (true() if condition is None else condition))
+        """Remove rows that meet a condition and were kept for ``keep`` by date and since they arrived as ``kept``.
+
+        Those of a table that is ``cut`` by day go with their day, where it has a partition, and are kept for a day or
+        more.
+        """
+        before, arrived = self.now - keep, self.arrived(kept, number, keep)
+        old = (date < before) & (number <= arrived) & (true() if condition is None else condition)
+        if cut is None or keep < _DAY or self.database.file is not None or self.stopped():
+            return self.remove(number, old)
+        rows = OldRows(number, old, before, arrived, before - max(_DAY, keep * _LATE))
+        gone, elsewhere = drop_days(self.database, cut, rows)
+        return gone + self.remove(number, old & elsewhere, elsewhere)
 
     def in_batches(self, some: Callable[[Session], int]) -> int:
         """Call ``some``, which removes at most one batch of rows, until there are no more."""
@@ -81,7 +103,8 @@ class Cleanup:
 
 def prune(cleanup: Cleanup, keep: timedelta) -> int:
     """Remove decisions, events and proposals kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
-    gone = cleanup.remove_old("decisions", DecisionPackRow.id, DecisionPackRow.last_at, keep)
+    row = DecisionPackRow
+    gone = cleanup.remove_old("decisions", row.id, row.last_at, keep, cut=DECISIONS)
     # Its row is as old as the first decision of its day.
     gone += cleanup.remove_old("decided-vms", DecidedVmRow.id, DecidedVmRow.day, keep + _DAY)
     gone += cleanup.remove_old("proposals", ProposalRow.id, ProposalRow.at, keep)

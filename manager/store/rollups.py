@@ -38,6 +38,8 @@ from manager.control.budget import Period, Violation, judge, total
 from manager.model.window import Ready, Window, merge
 from manager.store.arrivals import WINDOWS
 from manager.store.database import Database
+from manager.store.day_partitions import MINUTES as MINUTE_DAYS
+from manager.store.day_partitions import WINDOWS as WINDOW_DAYS
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, UtcDateTime, WindowRow
 from manager.store.pack_models import WindowMinuteRow, WindowPackRow
 from manager.store.past_registrations import read_slas
@@ -134,9 +136,11 @@ class RollUps:
         # Of all windows in it: as long as there is one of them to be rolled up, it stays, and so do those before it.
         of_pack = (notes.application_id == pack.application_id) & (notes.length_s == seconds(MINUTE))
         noted = exists().where(of_pack, notes.until > pack.start, notes.start < cleanup.now - keep.raw)
-        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw + SPAN, ~noted & whole)
+        gone += cleanup.remove_old("window-packs", pack.id, pack.start, keep.raw + SPAN, ~noted & whole, WINDOW_DAYS)
         noted = is_noted(notes, notes.application_id == RollupRow.application_id, HOUR, RollupRow.start)
-        gone += cleanup.remove_old("minutes", RollupRow.id, RollupRow.start, keep.minutes, minutes & ~noted)
+        gone += cleanup.remove_old(
+            "minutes", RollupRow.id, RollupRow.start, keep.minutes, minutes & ~noted, MINUTE_DAYS
+        )
         gone += cleanup.remove_old("hours", RollupRow.id, RollupRow.start, keep.hours, hours)
         measured = (
             select(kind.id).where(kind.application_id == PastApplicationRow.id).exists()

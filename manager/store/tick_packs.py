@@ -136,7 +136,7 @@ def ticks_by_host(
 
 def oldest_tick_at(session: Session, host: str, since: datetime) -> datetime | None:
     """The time of a host's oldest tick from ``since`` on; None: there is none."""
-    query = select(func.min(TickPackRow.last_at)).where(TickPackRow.host == host, TickPackRow.last_at >= since)
+    query = select(func.min(TickPackRow.last_at)).where(TickPackRow.host == host, between(TickPackRow, since, END))
     last_at = session.scalar(query)
     if last_at is None:
         return None

@@ -25,6 +25,7 @@ from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
 from manager.model.resource_use import resources_of
 from manager.store.database import Database
+from manager.store.day_partitions import TICK_MINUTES, TICKS
 from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow
 from manager.store.pack_models import TickPackRow
@@ -81,10 +82,10 @@ class TickRollUps:
         # Of all ticks in it: as long as one of them, or an older one, is to be rolled up, it stays.
         minute = notes.length_s == seconds(MINUTE)
         waiting = exists().where(notes.host == pack.host, minute, notes.start <= pack.last_at)
-        gone = cleanup.remove_old("ticks", pack.id, pack.last_at, keep.raw, ~waiting)
+        gone = cleanup.remove_old("ticks", pack.id, pack.last_at, keep.raw, ~waiting, TICKS)
         row = TickRollupRow
         noted = is_noted(notes, notes.host == row.host, HOUR, row.start)
-        gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted)
+        gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted, TICK_MINUTES)
         return gone + cleanup.remove_old("tick-hours", row.id, row.start, keep.hours, hours)
 
     def _of(self, length: timedelta, hosts: Sequence[str], stopped: Callable[[], bool]) -> int:

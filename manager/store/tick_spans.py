@@ -14,11 +14,12 @@ from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from manager.model.packed_records import joined_ticks
+from manager.store.event_records import END
 from manager.store.pack_models import QUARTER, TickPackRow
-from manager.store.packs import columns_of
+from manager.store.packs import between, columns_of
 from manager.store.retention import Cleanup
 from manager.store.rollup_queue import floor
-from manager.store.row_writes import is_one_of, upsert
+from manager.store.row_writes import insert_new, is_one_of
 from manager.store.tick_packs import times_of
 from manager.store.window_packs import KEPT_AS_ROWS
 
@@ -57,18 +58,19 @@ def _join_hosts(session: Session, hosts: Sequence[str], start: datetime) -> int:
     joined: list[dict[str, object]] = []
     gone: list[int] = []
     for host, of_host in groupby(packs, attrgetter("host")):
-        *others, kept = of_host
-        if others:  # or another manager was faster
-            times, body = joined_ticks([pack.body for pack in (*others, kept)])
-            joined.append({"id": kept.id, **columns_of(host, [times_of(*time) for time in times]), "body": body})
-            gone += (pack.id for pack in others)
-    session.execute(delete(row).where(is_one_of(session, row.id, gone)))
-    upsert(session, row, joined, ["id"])
-    return len(gone)
+        of_all = [*of_host]
+        if len(of_all) > 1:  # or another manager was faster
+            times, body = joined_ticks([pack.body for pack in of_all])
+            joined.append({"id": of_all[-1].id, **columns_of(host, [times_of(*time) for time in times]), "body": body})
+            gone += (pack.id for pack in of_all)
+    # Not an update: what has another time now may be in another partition.
+    session.execute(delete(row).where(is_one_of(session, row.id, gone), *_within(start)))
+    insert_new(session, row, joined)
+    return len(gone) - len(joined)
 
 
 def _within(start: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return TickPackRow.last_at >= start, TickPackRow.last_at < start + QUARTER
+    return between(TickPackRow, start, END), TickPackRow.last_at < start + QUARTER
 
 
 def _groups(hosts: Sequence[str]) -> Iterator[Sequence[str]]:

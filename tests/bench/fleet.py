@@ -171,8 +171,11 @@ def commits_and_flushes(url: str) -> tuple[int, int]:
 
 
 def sizes(url: str) -> dict[str, TableSize]:
-    """Of all tables."""
-    query = "SELECT tablename, pg_total_relation_size(tablename::regclass) FROM pg_tables WHERE schemaname = 'public'"
+    """Of all tables, with their partitions."""
+    query = (
+        "SELECT coalesce(pg_partition_root(oid), oid)::regclass::text, sum(pg_total_relation_size(oid))::bigint"
+        " FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace GROUP BY 1"
+    )
     with psycopg.connect(url) as connection:
         found = connection.execute(query).fetchall()
         counts = [connection.execute(f'SELECT count(*) FROM "{name}"').fetchone() for name, _ in found]

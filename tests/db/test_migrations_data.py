@@ -33,6 +33,7 @@ from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database, open_database
+from manager.store.day_partitions import partition_names
 from manager.store.decision_packs import DecisionFilter, newest_decisions
 from manager.store.event_records import RecordFilter, newest_events
 from manager.store.models import ApplicationRow, Base, HostRow, UtcDateTime, WindowRow
@@ -153,7 +154,9 @@ def value(table: str, column: sa.Column[Any], row: int) -> object:
 def reflected(database: Database) -> MetaData:
     tables = MetaData()
     with database.reading() as session:
-        tables.reflect(session.connection())
+        connection = session.connection()
+        parts = partition_names(connection)
+        tables.reflect(connection, only=lambda name, _: name not in parts)
     for table in tables.tables.values():
         for column in table.columns:  # what the reflected type of SQLite cannot tell
             modelled = Base.metadata.tables.get(table.name)
