@@ -19,7 +19,7 @@ from manager.cli.options import (
     json_option,
     with_settings,
 )
-from manager.errors import ManagerRefused
+from manager.errors import ManagerRefused, ManagerUnavailable
 from manager.model.numbers import digits
 from manager.model.registration import VmClass
 from manager.model.units import per_second, percent
@@ -180,8 +180,8 @@ def _fleet(client: ManagerClient, vm: str, body: dict[str, Any], as_json: bool) 
         for host in hosts:
             try:
                 answers.append(ask(client, host, body))
-            except ManagerRefused as refused:
-                answers.append({"host": host, "error": str(refused)})
+            except ManagerUnavailable as error:  # of this host: its twin may take longer than others
+                answers.append({"host": host, "error": str(error)})
             bar.advance()
     answers = best_first(answers)
     best = answers[0]["host"] if answers[0].get("verdict") == "yes" else None
@@ -200,6 +200,8 @@ def _fleet(client: ManagerClient, vm: str, body: dict[str, Any], as_json: bool) 
         )
     shown = f"{vm} fits best on {best}." if best else f"No host is known to have room for {vm}."
     output(as_json, {"vm": vm, "best": best, "hosts": answers}, shown, table)
+    if all("error" in answer for answer in answers):
+        raise Failure("no host was judged: the errors say why")
 
 
 def _lines(answer: dict[str, Any]) -> Iterator[str | Table]:

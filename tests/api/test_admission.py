@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from manager.api import admission_routes
 from manager.cli import fits_command, main
-from manager.protocol.client import ManagerClient
+from manager.protocol.client import Answer, ManagerClient
 from manager.sim.twin import Effort
 from tests.api.conftest import CAPABILITIES, HOST, Api, report, status, tick, tick_of
 from tests.api.sweeping import InProcess
@@ -184,6 +184,34 @@ def test_the_fleet_leaves_out_where_it_runs(run: Callable[..., Result]) -> None:
     both = json.loads(run("new", "--class", "critical", "--vcpus", "4", "--fleet", "--json").stdout)
     assert [(each["host"], each["verdict"]) for each in both["hosts"]] == [("kvm2", "unsure"), (HOST, "no")]
     assert "No host is known to have room for render." in run("render", "--fleet").output
+
+
+def _hang(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
+    """Let the manager not answer in time for these hosts."""
+    exchange = InProcess.exchange
+
+    def hanging(network: InProcess, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        if any(f"/hosts/{host}/admission" in target for host in hosts):
+            raise TimeoutError("timed out")
+        return exchange(network, method, target, headers, body)
+
+    monkeypatch.setattr(InProcess, "exchange", hanging)
+
+
+def test_a_host_without_an_answer_is_told_beside_the_others(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("new", "--class", "critical", "--vcpus", "4", "--fleet", "--json")
+    _hang(monkeypatch, HOST)
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    judged, silent = json.loads(result.stdout)["hosts"]
+    assert (judged["host"], judged["verdict"], silent["host"]) == ("kvm2", "unsure", HOST)
+    assert "does not answer: timed out" in silent["error"]
+    _hang(monkeypatch, HOST, "kvm2")
+    result = run(*asked)
+    assert (result.exit_code, len(json.loads(result.stdout)["hosts"])) == (1, 2)
+    assert "no host was judged" in result.stderr
 
 
 @pytest.mark.parametrize(
