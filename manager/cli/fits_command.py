@@ -91,6 +91,7 @@ def fits(settings: Settings, vm: str, host: str, fleet: bool, as_json: bool, **a
     """Say whether VM fits on a host, or where in the fleet it fits best."""
     if host and fleet:
         raise click.UsageError("--host does not go with --fleet")
+    refuse_impossible(asked["vm_class"], asked["vcpus"], asked["demand"], asked["like"])
     client = connect(settings, answer_s=ANSWER_S)
     body = _question(client, vm, asked)
     if fleet:
@@ -98,6 +99,16 @@ def fits(settings: Settings, vm: str, host: str, fleet: bool, as_json: bool, **a
         return
     answer = ask(client, host or _only_host(client), body)
     output(as_json, answer, *_lines(answer))
+
+
+def refuse_impossible(vm_class: str | None, vcpus: int | None, demand: float | None, like: str | None) -> None:
+    """Refuse options of a VM that do not go together, before anything is asked or computed. Raises click.UsageError."""
+    if demand is not None and vcpus is not None and demand > vcpus:
+        raise click.UsageError(f"--demand {demand:g} is refused: use 0.01 to {vcpus}, the vCPUs that --vcpus says")
+    if like and vm_class == VmClass.BATCH:
+        raise click.UsageError(f"--like {like} is refused with --class batch: batch VMs serve no requests")
+    if like and demand is not None:
+        raise click.UsageError(f"--demand {demand:g} is refused with --like: requests take what they took; use --rate")
 
 
 def ask(client: ManagerClient, host: str, body: dict[str, Any]) -> dict[str, Any]:

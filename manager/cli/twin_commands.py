@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from manager.cli.fits_command import refuse_impossible
 from manager.cli.options import ManPage, NumberRange, WrittenFile, json_option
 from manager.cli.recording_files import read_recording
 from manager.errors import SettingsError
@@ -140,6 +141,7 @@ def fits(
     """Say whether a VM may come to the host of a RECORDING, and what becomes of everybody's response times."""
     if rate is not None and not like:
         raise click.UsageError("--rate goes with --like only")
+    refuse_impossible(vm_class, vcpus, demand, like)
     if policy == ORACLE:
         raise SettingsError(f"policy {ORACLE!r} is refused: it knows the future of scenarios only")
     if policy is not None:

@@ -229,6 +229,22 @@ def test_what_the_command_cannot_ask(run: Callable[..., Result], arguments: list
     assert says in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--vcpus", "2", "--demand", "3"], "--demand 3 is refused: use 0.01 to 2"),
+        (["--class", "batch", "--like", "shop"], "--like shop is refused with --class batch"),
+        (["--demand", "1", "--like", "shop"], "--demand 1 is refused with --like"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+) -> None:
+    monkeypatch.setattr(fits_command, "connect", lambda *_, **__: pytest.fail("the manager is asked"))
+    result = CliRunner().invoke(main, ["fits", "new", *options, "--fleet"])
+    assert (result.exit_code, says in result.output) == (2, True), result.output
+
+
 def test_the_best_comes_first() -> None:
     def answer(host: str, verdict: str, high_ms: float | None, total: float) -> dict[str, Any]:
         apps = [] if high_ms is None else [{"with": {"high_ms": high_ms}, "target_ms": 10.0}]

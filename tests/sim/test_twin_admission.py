@@ -167,6 +167,8 @@ def test_the_command(tmp_path: Path) -> None:
         (("--class", "batch", "--vcpus", "0"), 2, "--vcpus"),
         (("--class", "idle", "--vcpus", "1"), 2, "'idle' is not one of 'critical', 'batch'"),
         (("--class", "batch", "--vcpus", "1", "--rate", "5"), 2, "--rate goes with --like only"),
+        (("--class", "batch", "--vcpus", "2", "--demand", "3"), 2, "--demand 3 is refused: use 0.01 to 2"),
+        (("--class", "batch", "--vcpus", "2", "--like", "shop"), 2, "--like shop is refused with --class batch"),
         (("--class", "batch", "--vcpus", "1", "--policy", "best"), 1, "policy 'best' is not installed"),
         (("--class", "batch", "--vcpus", "1", "--policy", "oracle"), 1, "policy 'oracle' is refused"),
     ],
