@@ -26,6 +26,7 @@ from werkzeug.exceptions import Forbidden, RequestEntityTooLarge, Unauthorized
 
 from manager.api.context import ManagerContext
 from manager.errors import TooManyRequests
+from manager.model.units import per_second
 from manager.rate_limit import network
 from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES, OPEN_BODY_BYTES, Environ, Exchange
 from manager.store import audit
@@ -268,8 +269,8 @@ def _count_open(context: ManagerContext) -> None:
 def _count(context: ManagerContext, kind: str, name: str) -> None:
     wait_s = context.requests.ask((kind, name))
     if wait_s:
-        limit = f"{context.requests.per_s:g} req/s on average"
-        raise TooManyRequests(f"{kind} {name!r} exceeds the rate limit of {limit}", wait_s)
+        limit = per_second(context.requests.per_s)
+        raise TooManyRequests(f"{kind} {name!r} exceeds the rate limit of {limit} on average", wait_s)
 
 
 def _authenticated(context: ManagerContext, access: Access) -> _Signed:

@@ -20,6 +20,7 @@ from manager.control.source_rules import sources_in_force
 from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.fields import adapter_of, timestamp
 from manager.model.histogram import Histogram, bucket_of
+from manager.model.numbers import digits
 from manager.model.source import ON_EVERY_HOST, SourceStatus
 from manager.model.window import MAX_COUNT, Window
 from manager.protocol.samples import SampleLine, SamplesIn, SamplesOut
@@ -147,7 +148,7 @@ def _refuse_flood(context: ManagerContext, source: tuple[str, str, str]) -> None
     """Raises TooManyRequests while a source exceeds its rate of response times."""
     wait_s = context.samples.wait_s(source)
     if wait_s:
-        limit = f"{context.samples.per_s:g} per second and source on average"
+        limit = f"{digits(context.samples.per_s, 4)} per second and source on average"
         raise TooManyRequests(f"too many response times; allowed: {limit}", wait_s)
 
 

@@ -19,6 +19,7 @@ from manager.model.histogram import LAST_BUCKET
 from manager.model.source import NginxSyslog, SourceKind
 from manager.model.window import MAX_COUNT
 from manager.rate_limit import BURST_S, RateLimit
+from manager.store.tokens import PrincipalKind
 from manager.telemetry.feed import Feed
 from manager.telemetry.push import MetricsPage, PushPages, PushRoute
 from manager.telemetry.store import WindowStore
@@ -76,6 +77,20 @@ def test_who_may_send_for_both_has_a_part_for_each(two: Api) -> None:
     while post(two, {"times_ms": [1.0] * 500}, role="operator") == 200:
         pass
     assert post(two, {"times_ms": [1.0] * 500}, "blog", role="operator") == 200
+
+
+def test_a_large_limit_is_written_without_a_power_of_ten(sqlite_api: Api) -> None:
+    samples, requests = RateLimit(1e6, sqlite_api.clock), RateLimit(1e6, sqlite_api.clock)
+    limited = ManagerContext(
+        sqlite_api.database, {}, 30, 20, clock=sqlite_api.clock, samples=samples, requests=requests
+    )
+    api = replace(sqlite_api, app=create_app(limited))
+    samples.take(("shop", PrincipalKind.TOKEN, "the-source"), 1e9)
+    requests.take((PrincipalKind.TOKEN, "the-viewer"), 1e9)
+    flood = api.call("POST", "/applications/shop/samples", {"times_ms": [5.0]}, "source").get_json()
+    assert "allowed: 1,000,000 per second and source" in flood["detail"]
+    asked = api.call("GET", "/vms", role="viewer").get_json()
+    assert "exceeds the rate limit of 1,000,000 req/s" in asked["detail"]
 
 
 def test_what_cannot_be_used_counts_by_its_size(two: Api) -> None:
