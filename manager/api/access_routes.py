@@ -35,7 +35,7 @@ from manager.store.host_models import JoinTokenRow
 from manager.store.joining import create_join_token, described_join_token, join
 from manager.store.registrations import delete, get
 from manager.store.sessions import list_sessions, verify_password
-from manager.store.tokens import PrincipalKind, Role, create_token, described_token, revoke_token
+from manager.store.tokens import PrincipalKind, Role, create_token, described_token
 from manager.store.users import create_user, described_user, hash_password, remove_user, set_password, set_role
 
 _JOIN_TOKEN_LASTS = timedelta(days=1)
@@ -58,13 +58,13 @@ def tokens_api(context: ManagerContext) -> RouteGroup:
                 session, body.name, Role(body.role), body.host, context.now(), body.expires_at, body.application
             )
         token = TokenOut.model_validate(row, from_attributes=True)
-        return answer(TokenSecret(token=secret, **dict(token)), 201)
+        return answer(TokenSecret(token=secret, **dict(token)), 201, row.etag)
 
     @api.at("DELETE /tokens/<name>", ADMIN)
-    def delete_token(path: NamePath) -> None:
+    def delete_token(path: NamePath, header: Conditions) -> None:
         """Revoke a token, with immediate effect."""
         with audited(context, "token.delete", TokenRow, path.name, described_token) as session:
-            revoke_token(session, path.name)
+            delete(session, TokenRow, path.name, header.check)
 
     return api
 
@@ -87,13 +87,13 @@ def joining_api(context: ManagerContext) -> RouteGroup:
         with audited(context, "join-token.create", JoinTokenRow, body.name, described_join_token) as session:
             row, secret = create_join_token(session, body.name, body.host, now, expires_at, replace=body.replace)
         token = JoinTokenOut.model_validate(row, from_attributes=True)
-        return answer(JoinTokenSecret(token=secret, **dict(token)), 201)
+        return answer(JoinTokenSecret(token=secret, **dict(token)), 201, row.etag)
 
     @api.at("DELETE /join-tokens/<name>", ADMIN)
-    def delete_join_token(path: NamePath) -> None:
+    def delete_join_token(path: NamePath, header: Conditions) -> None:
         """Delete a join token. A host that joined with it keeps its own token."""
         with audited(context, "join-token.delete", JoinTokenRow, path.name, described_join_token) as session:
-            delete(session, JoinTokenRow, path.name, lambda _etag: None)
+            delete(session, JoinTokenRow, path.name, header.check)
 
     @api.at("POST /hosts/<name>/join", OPEN, JoinOut, 201)
     def join_host(path: NamePath, body: JoinIn) -> Response:

@@ -186,6 +186,20 @@ def test_a_revoked_token_is_refused_at_once(sqlite_api: Api) -> None:
     assert "revoked" in sqlite_api.refused(401, "GET", "/vms", role="viewer")["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokens", {"name": "wall", "role": "viewer"}), ("/join-tokens", {"name": "wall"})]
+)
+def test_a_token_that_was_replaced_is_not_deleted_in_place_of_the_one_before(
+    sqlite_api: Api, path: str, body: dict[str, str]
+) -> None:
+    before = sqlite_api.call("POST", path, body).headers["ETag"]
+    sqlite_api.ok("DELETE", f"{path}/wall", If_Match=before)
+    now = sqlite_api.call("POST", path, body).headers["ETag"]
+    sqlite_api.refused(412, "DELETE", f"{path}/wall", If_Match=before)
+    assert "wall" in str(sqlite_api.ok("GET", path))
+    sqlite_api.ok("DELETE", f"{path}/wall", If_Match=now)
+
+
 def test_a_new_token_is_shown_once_and_works(api: Api) -> None:
     made = api.ok("POST", "/tokens", {"name": "kvm9", "role": "host", "host": "kvm9"})
     api.secrets["kvm9"] = made["token"]
