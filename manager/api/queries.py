@@ -30,6 +30,11 @@ class PageQuery(Schema):
     )
 
 
+DomainSearch = Annotated[
+    str, Field(max_length=255, pattern=r"^[^\x00]*$", description="up to 255 characters, none of them NUL")
+]
+
+
 class SearchQuery(PageQuery):
     """Which page of a list by name, and of which names."""
 
@@ -66,9 +71,10 @@ class VmQuery(SearchQuery):
     )
 
 
-class DomainQuery(SearchQuery):
-    """Which running domains."""
+class DomainQuery(PageQuery):
+    """Which running domains, by libvirt's names, which are longer than others."""
 
+    search: DomainSearch | None = Field(default=None, description="part of libvirt's name")
     registered: bool | None = Field(default=None, description="true: only registered, false: only unregistered")
 
 

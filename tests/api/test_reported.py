@@ -89,6 +89,16 @@ def test_domains_come_in_parts(api: Api) -> None:
     assert api.refused(422, "GET", "/domains?registered=perhaps")["field"] == "registered"
 
 
+def test_domains_are_found_by_all_of_a_long_name(api: Api) -> None:
+    web, other = "web" * 85, "web" * 84 + "wet"
+    told(api, domain(0, web), domain(1, other))
+    assert (
+        seen(api, f"/domains?search={web}") == seen(api, f"/hosts/{HOST}/domains?search={web}") == [(HOST, web, None)]
+    )
+    assert api.refused(422, "GET", f"/domains?search={web}x")["field"] == "search"
+    assert api.refused(422, "GET", f"/vms?search={'x' * 64}")["field"] == "search"
+
+
 def test_a_domain_listed_twice_is_refused(api: Api) -> None:
     body = report(domains=[domain(0, "a"), domain(0, "b")])
     answer = api.ok("POST", f"/hosts/{HOST}/report", body)

@@ -218,6 +218,8 @@ def test_steps_that_cannot_be_yet_are_not_shown(operator: Browser) -> None:
 def test_picking_tells_what_was_refused_and_keeps_it(desk: Desk, operator: Browser) -> None:
     desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB, FILL], tick=tick()), role="host")
     page = operator.get("/registered/pick")
+    [search] = page.all("input", name="search")
+    assert search.attributes["maxlength"] == "255", "libvirt's names are longer than ours"
     assert "Select at least one VM" in operator.post("/registered/pick", page.fields()).text
     web, fill = (f"{HOST}/{one['libvirt_uuid']}" for one in (WEB, FILL))
     chosen = {f"pick {web}": "on", f"class {web}": "critical", f"pick {fill}": "on", f"name {fill}": "bad name"}
