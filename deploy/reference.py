@@ -118,7 +118,7 @@ def _meaning(option: click.Option) -> str:
     notes = []
     if isinstance(option.type, click.IntRange | click.FloatRange):
         most = f" to {option.type.max}" if option.type.max is not None else " and more"
-        notes.append(f"{option.type.min}{most}")
+        notes.append(f"{'above ' * option.type.min_open}{option.type.min}{most}")
     if option.show_default:
         notes.append(f"default: {option.default}")
     if option.required:

@@ -67,9 +67,12 @@ EXAMPLES
 
 @click.command("load", cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("target")
-@click.option("--rate", type=number("rate_rps"), metavar="RPS", help="Requests per second.")
+@click.option("--rate", type=number("rate_rps", above=True), metavar="RPS", help="Requests per second.")
 @click.option(
-    "--duration", type=number("duration_s"), metavar="S", help=f"Seconds measured. [default: {_DEFAULT_DURATION_S:g}]"
+    "--duration",
+    type=number("duration_s", above=True),
+    metavar="S",
+    help=f"Seconds measured. [default: {_DEFAULT_DURATION_S:g}]",
 )
 @click.option("--schedule", metavar="LIST", help="Rates over time, instead of --rate: 500x60,1000x300 (RPSxSECONDS).")
 @click.option("--closed", is_flag=True, help="A closed loop, instead of --rate.")

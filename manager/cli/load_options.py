@@ -60,9 +60,9 @@ class GroupedCommand(ManPage):
                     formatter.write_dl(records)
 
 
-def number(field: str) -> click.FloatRange:
-    """What an option takes that sets this field of a load."""
-    return click.FloatRange(*RANGES[field])
+def number(field: str, *, above: bool = False) -> click.FloatRange:
+    """What an option takes that sets this field of a load. ``above`` the least value of its range, which is refused."""
+    return click.FloatRange(*RANGES[field], min_open=above)
 
 
 def whole(field: str) -> click.IntRange:
