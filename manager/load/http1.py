@@ -1,4 +1,7 @@
-"""HTTP/1.1 GET on connections that are kept alive (RFC 9112): Content-Length, chunked, and bodies that end by close."""
+"""HTTP/1.1 GET on connections that are kept alive (RFC 9112): Content-Length, chunked, and bodies that end by close.
+
+A line may end with a line feed alone, as that of some small servers does (RFC 9112, 2.2).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Head:
 
 def parse_head(head: bytes) -> Head:
     """Read status line and headers, given without the blank line that ends them. Raises BadAnswer."""
-    lines = head.split(b"\r\n")
+    lines = [line.removesuffix(b"\r") for line in head.split(b"\n")]
     status_line = _STATUS_LINE.fullmatch(lines[0])
     if status_line is None:
         raise BadAnswer(f"not an HTTP/1 status line: {lines[0][:80]!r}")
@@ -70,6 +73,13 @@ def parse_head(head: bytes) -> Head:
     )
 
 
+def _head_end(data: bytes) -> tuple[int, int]:
+    """Where the first head ends, and how many bytes end it; -1: not in ``data``."""
+    crlf = data.find(b"\n\r\n")
+    bare = data.find(b"\n\n", 0, crlf) if crlf >= 0 else data.find(b"\n\n")
+    return (bare, 2) if bare >= 0 else (crlf, 3)
+
+
 class ChunkReader:
     """Finds the end of one chunked body (RFC 9112, 7.1); the data itself is only counted."""
 
@@ -87,11 +97,11 @@ class ChunkReader:
             skipped = min(self._data_left, len(buffer) - position)
             self._data_left -= skipped
             position += skipped
-            line_end = buffer.find(b"\r\n", position)
+            line_end = buffer.find(b"\n", position)
             if self._data_left or line_end < 0:
                 break
-            complete = self._line(buffer[position:line_end])
-            position = line_end + 2
+            complete = self._line(buffer[position:line_end].removesuffix(b"\r"))
+            position = line_end + 1
             if complete:
                 self.rest = buffer[position:]
                 return True
@@ -136,14 +146,14 @@ class HttpParser:
             if self._buffer:
                 data = self._buffer + data
             while True:
-                head_end = data.find(b"\r\n\r\n")
+                head_end, end_bytes = _head_end(data)
                 if head_end < 0:
                     if len(data) > MAX_HEAD_BYTES:
                         raise BadAnswer(f"no end of the headers in {MAX_HEAD_BYTES} bytes")
                     self._buffer = data
                     return None
                 head = self._read_head(data[:head_end])
-                data = data[head_end + 4 :]
+                data = data[head_end + end_bytes :]
                 if not head.interim:  # such as 103 Early Hints
                     break
             self._buffer = b""

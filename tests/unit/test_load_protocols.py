@@ -55,6 +55,10 @@ HTTP_ANSWERS: list[tuple[bytes, str, bool]] = [
         "",
         False,
     ),
+    (b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello", "", False),
+    (b"HTTP/1.1 200 OK\nContent-Length: 3\n\r\n\n\r\n", "", False),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 4\n\n\n\r\n\n", "", False),
+    (b"HTTP/1.1 404 Not Found\nTransfer-Encoding: chunked\n\n5\nhel\r\n\r\n0\nTrailer: t\n\n", "http_404", False),
 ]
 MEMCACHED_ANSWERS: list[tuple[bytes, str]] = [
     (b"VALUE k 0 5\r\nhello\r\nEND\r\n", ""),
