@@ -155,6 +155,24 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert {"no data", "no user"} <= set(parts["purge"].splitlines())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="the installer wants root")
+def test_services_stay_enabled_where_nothing_was_removed(tmp_path: Path) -> None:
+    booted, units, tools, own = (tmp_path / name for name in ("booted", "units", "tools", "prefix/bin"))
+    for folder in (booted, units, tools, own):
+        folder.mkdir(parents=True)
+    (units / "equipoise-agent.service").touch()
+    asked = tmp_path / "asked"
+    for path, text in ((tools / "systemctl", f'echo "$*" >> {asked}'), (own / "equipoise", "exit 1")):
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    script = INSTALL.read_text().replace("/run/systemd/system", str(booted)).replace(f"/{UNITS}", str(units))
+    command = ["/bin/bash", "-c", script, INSTALL, "--uninstall", "--prefix", own.parent]
+    environment = {"PATH": f"{tools}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "nothing was removed" in done.stderr) == (1, True), done.stderr
+    assert asked.read_text() == "stop equipoise-agent.service equipoise-manager.service\n"
+
+
 def test_a_newer_wheel_takes_the_place_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = tmp_path / "libraries"  # without what says that Equipoise is installed
     libraries.mkdir()

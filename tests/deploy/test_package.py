@@ -107,14 +107,59 @@ def test_shellcheck_finds_nothing(script: str) -> None:
 
 def test_its_settings_of_the_manager_may_have_been_removed(tmp_path: Path) -> None:
     """As on a host of agents: dpkg does not bring them back, and the next version is installed all the same."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("systemd-sysusers", "systemd-tmpfiles", "aa-enabled", "systemctl", "apparmor_parser"):
-        (programs / name).write_text("#!/bin/sh\nexit 0\n")
-        (programs / name).chmod(0o755)
-    script = (TOP / "deploy/debian/postinst").read_text()
-    assert script.count("/etc/equipoise/manager.toml") >= 1
-    command = ["/bin/sh", "-c", script.replace("/etc/", f"{tmp_path}/etc/"), "postinst", "configure", "0.1.0"]
-    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "/etc/equipoise/manager.toml" in (TOP / "deploy/debian/postinst").read_text()
+    done, _ = run_script(tmp_path, "postinst", "configure", "0.1.0")
     assert done.returncode == 0, done.stderr
+
+
+def run_script(
+    folder: Path, name: str, *arguments: str, **programs: str
+) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run a script of the package below ``folder``; what it made ``systemctl`` do. ``programs``: shell, by name."""
+    (folder / "run/systemd/system").mkdir(parents=True, exist_ok=True)
+    tools, own = folder / "bin", folder / "opt/equipoise/bin"
+    for place in (tools, own):
+        place.mkdir(parents=True, exist_ok=True)
+    asked = folder / "asked"
+    asked.write_text("")
+    stubs = dict.fromkeys(("systemd-sysusers", "systemd-tmpfiles", "aa-enabled", "apparmor_parser"), "exit 1")
+    stubs |= {"systemd-sysusers": "", "systemd-tmpfiles": ""} | programs
+    stubs["systemctl"] = f'echo "$*" >> {asked}\n{programs.get("systemctl", "")}'
+    for program, text in stubs.items():
+        path = (own if program == "equipoise" else tools) / program
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    script = (TOP / "deploy/debian" / name).read_text()
+    for place in ("/etc/", "/run/", "/opt/"):
+        script = script.replace(place, f"{folder}{place}")
+    command = ["/bin/sh", "-c", script, name, *arguments]
+    environment = {"PATH": f"{tools}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done, asked.read_text()
+
+
+def test_a_service_that_does_not_start_leaves_the_package_installed(tmp_path: Path) -> None:
+    refusing = 'case "$*" in "try-restart equipoise-manager"*) exit 1 ;; esac'
+    done, asked = run_script(tmp_path, "postinst", "configure", "0.1.0", systemctl=refusing)
+    assert done.returncode == 0, done.stderr
+    assert "equipoise-manager.service does not start: see journalctl" in done.stderr
+    assert "try-restart equipoise-agent.service\n" in asked, "the other one is the new version"
+
+
+def test_a_removal_that_fails_leaves_services_as_they_were(tmp_path: Path) -> None:
+    agent_runs = 'case "$*" in "is-active equipoise-agent"*) echo active ;; is-active*) echo inactive; exit 3 ;; esac'
+    failing = "echo no way; exit 1"
+    done, asked = run_script(tmp_path, "prerm", "remove", systemctl=agent_runs, equipoise=failing)
+    assert done.returncode == 1
+    assert "equipoise stays installed" in done.stderr
+    assert "disable" not in asked
+    assert asked.splitlines()[-1] == "start equipoise-agent.service"
+    done, asked = run_script(tmp_path, "prerm", "remove", systemctl=agent_runs, equipoise="")
+    assert done.returncode == 0, done.stderr
+    assert "disable equipoise-agent.service equipoise-manager.service" in asked
+    assert "\nstart" not in asked
+
+
+def test_an_upgrade_keeps_services_running(tmp_path: Path) -> None:
+    done, asked = run_script(tmp_path, "prerm", "upgrade", "0.2.0", equipoise="exit 1")
+    assert (done.returncode, asked) == (0, "")
