@@ -19,6 +19,7 @@ from tests.deploy.units import TOP
 
 INSTALL = TOP / "deploy/install"
 UNITS = "usr/lib/systemd/system"
+ROTATION, PROFILE = CONFIGURATION = ("etc/logrotate.d/equipoise", "etc/apparmor.d/equipoise-agent")
 # What it depends on is borrowed from the environment of the tests.
 ENVIRONMENT = os.environ | {
     "PIP_NO_DEPS": "1",
@@ -79,6 +80,23 @@ def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
     install("--root", tmp_path, "--prefix", "/opt/other")
     assert settings_and_units(files(tmp_path)) == settings_and_units(before)
     assert files(tmp_path).keys() == before.keys()
+
+    # Of an older version one file as that had it, the other one changed by the operator.
+    shipped = {name: (tmp_path / name).read_text() for name in CONFIGURATION}
+    for name in CONFIGURATION:
+        for path in (tmp_path / name, shared / "equipoise" / name):
+            path.write_text("# older\n")
+    (tmp_path / PROFILE).write_text("# the operator's\n")
+    said = install("--root", tmp_path, "--prefix", "/opt/other")
+    assert (tmp_path / ROTATION).read_text() == shipped[ROTATION]
+    assert (tmp_path / PROFILE).read_text() == "# the operator's\n"
+    assert (shared / "equipoise" / PROFILE).read_text() == shipped[PROFILE]
+    assert f"{tmp_path / PROFILE} was changed, and stays as it is" in said
+    assert f"{tmp_path / ROTATION} was changed" not in said
+    (tmp_path / ROTATION).unlink()
+    said = install("--root", tmp_path, "--prefix", "/opt/other", "--dry-run", "--no-packages")
+    assert f"{tmp_path / ROTATION} from deploy/logrotate" in said
+    assert f"{tmp_path / PROFILE} was changed" in said
 
     (tmp_path / "var/lib/equipoise").mkdir(parents=True)
     (tmp_path / "var/lib/equipoise/journal.db").touch()
