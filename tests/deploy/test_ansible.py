@@ -13,6 +13,7 @@ import pytest
 from jinja2 import Environment
 
 from manager.settings import load_settings
+from tests.deploy.test_install import token_name
 from tests.deploy.units import TOP
 
 FOLDER = TOP / "deploy/ansible"
@@ -63,6 +64,22 @@ def test_the_settings_that_it_writes_are_taken(tmp_path: Path) -> None:
     file.write_text(environment.from_string(TEMPLATE.read_text()).render(settings=given))
     settings = load_settings(file, {}, {})
     assert {name: settings.values[name] for name in given} == given
+
+
+@with_ansible
+@pytest.mark.parametrize("host", ["kvm7", "k" * 63])
+def test_it_names_a_token_as_the_installer_does(tmp_path: Path, host: str) -> None:
+    [made] = re.findall(r'- "(.*)"\n +vars:\n +agent: "(.*)"', (FOLDER / "roles/equipoise/tasks/main.yml").read_text())
+    name, agent = made
+    given = {"agent": agent, "ansible_facts": {"nodename": host}}
+    done = subprocess.run(
+        ["ansible", "localhost", "--module-name=debug", "--args", f"msg={name!r}", "--extra-vars", json.dumps(given)],
+        env=os.environ | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f'"msg": "{token_name(f"agent-{host}")}"' in done.stdout, done.stdout + done.stderr
 
 
 @with_ansible

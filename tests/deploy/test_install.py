@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from manager import __version__
+from manager.model.fields import NAME_PATTERN
 from tests.deploy.copies import on_a_copy
 from tests.deploy.units import TOP
 
@@ -32,6 +33,13 @@ def install(*options: str | Path, succeeds: bool = True) -> str:
     done = subprocess.run([INSTALL, *options], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is succeeds, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def token_name(wanted: str) -> str:
+    """The name that the installer gives a token."""
+    [function] = re.findall(r"^token_name\(\) \{.*?^\}", INSTALL.read_text(), re.MULTILINE | re.DOTALL)
+    command = ["/bin/bash", "-euc", f'{function}; token_name "$1"', "token_name", wanted]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.removesuffix("\n")
 
 
 def files(tree: Path) -> dict[str, float]:
@@ -171,6 +179,14 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert "gone" in parts["uninstall"].splitlines()
     assert {"manager.toml", "equipoise.toml", "token", "equipoise.db"} <= set(parts["uninstall"].split())
     assert {"no data", "no user"} <= set(parts["purge"].splitlines())
+
+
+@pytest.mark.parametrize("host", ["kvm7", "k" * 57, "k" * 58, "k" * 63])
+def test_the_token_of_a_host_has_a_name_that_tokens_may_have(host: str) -> None:
+    name = token_name(f"agent-{host}")
+    assert re.fullmatch(NAME_PATTERN, name)
+    assert name == f"agent-{host}" or len(host) > 57
+    assert token_name(f"agent-{host}") == name != token_name(f"agent-{host[:-1]}x")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the installer wants root")
