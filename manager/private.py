@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -100,18 +100,45 @@ def make_file(path: Path, *, of_folder: bool = False) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically and durably. Raises OSError."""
+    with reserved_file(path, 0) as write:
+        write(content)
+
+
+@contextmanager
+def reserved_file(path: Path, most_bytes: int) -> Iterator[Callable[[bytes], None]]:
+    """What replaces a file atomically and durably, called once, with at most so many bytes, for which there is room.
+
+    For content that exists but once, and must not be lost to a full disk. Without a call nothing is replaced. Raises
+    OSError.
+    """
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
+    replaced = False
     try:
         with open_new(new) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave an empty one
-        new.replace(path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
-        raise
+
+            def write(content: bytes) -> None:
+                nonlocal replaced
+                file.seek(0)
+                file.write(content)
+                file.truncate()
+                _sync(file)  # else a power cut may leave an empty one
+                new.replace(path)
+                replaced = True
+
+            if most_bytes:
+                file.write(bytes(most_bytes))
+                _sync(file)
+            yield write
+    finally:
+        if not replaced:
+            with suppress(OSError):
+                new.unlink()
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def is_private(status: os.stat_result) -> bool:

@@ -31,7 +31,6 @@ from manager.cli.options import (
     stop_signal,
     wait,
     with_settings,
-    write_secret,
 )
 from manager.control.tenure_rules import Who
 from manager.errors import EquipoiseError, HostError
@@ -49,6 +48,7 @@ from manager.loop.tick import ControlLoop
 from manager.loop.watches import FindingsWatch
 from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
+from manager.private import reserved_file
 from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import WsgiApp
 from manager.serving.server import HttpServer, Lanes, ServerLimits
@@ -62,6 +62,8 @@ _HTTP_THREADS = 4
 _PUSH_SOCKET = "run/push.sock"
 _HELD_BYTES = 16 * 1024 * 1024
 """Memory for the bodies of posts, at each listener."""
+_MOST_TOKEN_BYTES = 1024
+"""Several times the length of a token."""
 _HOOK_SOCKET = "hook.sock"
 _HOOK_WAIT_S = 1.5
 """The hook itself times out half a second later."""
@@ -143,19 +145,30 @@ def join_command(settings: Settings, url: str, token: str, force: bool) -> None:
     host = settings.text("host_name")
     secret = sys.stdin.readline() if token == "-" else token  # noqa: S105 - a word
     try:
-        write_secret(path.with_name(path.name + ".join"), "")  # fails before the token is used up
-        client = client_for(settings, "", url)
-        try:
-            answer = client.request("POST", f"/hosts/{host}/join", body={"token": secret.strip()}).json()
-            write_secret(path, answer["token"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise EquipoiseError(f"{url} answers, but not as a manager does: {error}") from error
-        finally:
-            client.close()
-            path.with_name(path.name + ".join").unlink(missing_ok=True)
+        with reserved_file(path, _MOST_TOKEN_BYTES) as write:  # fails before the token is used up
+            received = _joined(settings, url, host, secret.strip())
+            try:
+                write(f"{received}\n".encode())
+            except OSError as error:
+                raise EquipoiseError(
+                    f"{host} joined, but its token cannot be written to {path}: {error.strerror}, and TOKEN works no"
+                    f" more: make another with `equipoise token create --join --host {host} --replace`"
+                ) from error
     except OSError as error:
         raise EquipoiseError(f"the token file {path} cannot be written: {error.strerror}") from error
     say(f"joined as {host}; the token is in {path}. Now start: equipoise agent --manager-url {url}")
+
+
+def _joined(settings: Settings, url: str, host: str, secret: str) -> str:
+    """The host's own token, for which the manager takes the secret of a join token. Raises EquipoiseError."""
+    client = client_for(settings, "", url)
+    try:
+        received = client.request("POST", f"/hosts/{host}/join", body={"token": secret}).json()["token"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EquipoiseError(f"{url} answers, but not as a manager does: {error}") from error
+    finally:
+        client.close()
+    return str(received)
 
 
 def _start_agent(settings: Settings, stack: ExitStack) -> Agent:

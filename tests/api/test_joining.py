@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import select
 
+from manager import private
 from manager.cli import main
 from manager.serving.server import HttpServer, Lanes
 from manager.store.host_models import JoinTokenRow
@@ -174,6 +178,53 @@ def test_the_command_says_why_and_uses_nothing_up_that_it_cannot_write(
     assert (away.exit_code, "does not answer" in away.output) == (1, True)
     assert not (tmp_path / "state/agent.token").exists()
     assert call(url, secret).exit_code == 0, "it was not used up"
+
+
+class LastBlocks:
+    """A disk with so many free blocks, of which each file takes one. ``fails``: at the write of that number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, fails: int = 0) -> None:
+        real, self.writes = private.open_new, 0
+        used: set[Path] = set()
+
+        def opened(path: Path) -> BinaryIO:
+            file = real(path)
+            write = file.write
+
+            def writing(content: bytes) -> int:
+                self.writes += 1
+                used.add(path)
+                if len(used) > free or self.writes == fails:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return write(content)
+
+            watched = MagicMock(wraps=file)
+            watched.write = writing
+            watched.__enter__.return_value = watched
+            watched.__exit__ = lambda *_: file.close()
+            return cast(BinaryIO, watched)
+
+        monkeypatch.setattr(private, "open_new", opened)
+
+
+def test_a_token_is_exchanged_where_there_is_room_for_what_it_brings(
+    sqlite_api: Api, url: str, call: Callable[..., Result], tmp_path: Path
+) -> None:
+    secret, folder = make(sqlite_api), tmp_path / "state"
+    for free, fails, said in ((0, 0, "cannot be written: No space left"), (1, 0, "joined as kvm9")):
+        with pytest.MonkeyPatch.context() as patch:
+            LastBlocks(patch, free, fails)
+            assert said in call(url, secret).output
+    own = {"Authorization": f"Bearer {(folder / 'agent.token').read_text().strip()}"}
+    sqlite_api.ok("POST", "/hosts/kvm9/report", report(), role="", **own)
+    other = make(sqlite_api, "other", host="kvm9", replace=True)
+    with pytest.MonkeyPatch.context() as patch:
+        LastBlocks(patch, 1, fails=2)
+        lost = call(url, other, "--force")
+    assert lost.exit_code == 1
+    assert "kvm9 joined, but its token cannot be written" in lost.output
+    assert "`equipoise token create --join --host kvm9 --replace`" in lost.output
+    assert [one.name for one in folder.iterdir()] == ["agent.token"]
 
 
 def test_tokens_to_join_with_are_made_listed_and_revoked_on_the_managers_machine(tmp_path: Path) -> None:
