@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -366,10 +367,27 @@ def delete(settings: Settings, name: str) -> None:
 
 
 def _ask(from_stdin: bool) -> str:
-    """The hash of the password that is entered. Raises InvalidRequest."""
+    """The hash of the password that is entered: at the terminal, or in lines of standard input where there is none.
+
+    Raises InvalidRequest, and SettingsError where it is not given twice.
+    """
     if from_stdin:
-        return hash_password(sys.stdin.readline().rstrip("\n"))
-    return hash_password(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+        return hash_password(_line())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", getpass.GetPassWarning)  # in place of a question that nobody sees
+        try:
+            return hash_password(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+        except getpass.GetPassWarning:
+            password, again = _line(), _line()
+    if password != again:
+        raise SettingsError(
+            "standard input has not the same password in two lines: repeat it, or use --password-stdin with one"
+        )
+    return hash_password(password)
+
+
+def _line() -> str:
+    return sys.stdin.readline().rstrip("\n")
 
 
 _BACKUP_EPILOG = """

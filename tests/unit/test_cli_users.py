@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import getpass
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -83,6 +85,24 @@ def test_what_is_refused_is_named(database: Database, arguments: tuple[str, ...]
     result = call(*arguments, typed=typed)
     assert result.exit_code == 1
     assert says in result.output
+
+
+def without_a_terminal(*arguments: str, typed: str) -> subprocess.CompletedProcess[str]:
+    """A session of its own has none."""
+    command = [sys.executable, "-m", "manager.cli", "user", *arguments]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, start_new_session=True, check=False)
+
+
+def test_without_a_terminal_a_password_is_read_twice_and_without_a_word(database: Database) -> None:
+    create = ("create", "--role", "viewer", "--name", "x")
+    refused = without_a_terminal(*create, typed="correct horse\n")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("equipoise: standard input has not the same password in two lines: ")
+    made = without_a_terminal(*create, typed="correct horse\ncorrect horse\n")
+    assert (made.returncode, made.stdout, made.stderr) == (0, "created x\n", "")
+    enter(database, "x", "correct horse")
+    assert without_a_terminal("password", "x", typed="battery staple\n" * 2).stderr == ""
+    enter(database, "x", "battery staple")
 
 
 def test_a_password_of_another_encoding_is_refused() -> None:
