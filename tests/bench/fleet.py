@@ -42,6 +42,7 @@ from rich.table import Table
 
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, memory_folder, vm_names
+from tests.bench.names import host_names
 from tests.bench.paints import page_loads
 from tests.bench.registrar import visitors
 from tests.bench.site import ManagerProcess, Usage, running_manager, usage
@@ -462,11 +463,6 @@ def show(result: Result) -> None:
     for name, value in large(result):
         table.add_row(name, value)
     console.print(table)
-
-
-def host_names(hosts: int) -> list[str]:
-    """Of the whole fleet."""
-    return [f"kvm{number:04d}" for number in range(hosts)]
 
 
 def run(options: Options) -> Result:

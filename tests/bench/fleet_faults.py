@@ -53,6 +53,7 @@ from tests.bench.fault_servers import ServerPair, server_pair
 from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet import register
 from tests.bench.fleet_agents import REQUESTS, memory_folder
+from tests.bench.names import host_names
 from tests.bench.site import ManagerProcess
 from tests.bench.vms import BenchError
 
@@ -297,7 +298,7 @@ def suffer_all(site: Site, options: Options) -> Iterator[Phase]:
 
 def run(options: Options) -> Result:
     """Start everything, let all faults happen, and see what is stored."""
-    hosts = [f"kvm{number:04d}" for number in range(options.hosts)]
+    hosts = host_names(options.hosts)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-faults-")))
         kept = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-agents-", dir=memory_folder())))

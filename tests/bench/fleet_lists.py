@@ -31,6 +31,7 @@ from manager.store.models import ApplicationRow, Base, HostRow, TierRow, TierVmR
 from manager.store.tokens import Role
 from tests.api.conftest import CAPABILITIES, START, status, tick
 from tests.bench.figures import Spread, machine, write_json
+from tests.bench.names import host_names
 from tests.postgres import postgres_server
 from tests.statements import counted
 from tests.web.desk import Browser, Desk, make_desk
@@ -99,11 +100,6 @@ class ListCost:
     kib: float
 
 
-def host_names(fleet: Fleet) -> list[str]:
-    """Names of all hosts, in order."""
-    return [f"kvm{number:04}" for number in range(fleet.hosts)]
-
-
 def last_tick(host: int) -> dict[str, Any]:
     """A host's last tick, with the load of its pCPUs."""
     busy = {str(cpu): 0.5 for cpu in range(64)}
@@ -135,7 +131,7 @@ def fill(database: Database, fleet: Fleet, now: datetime) -> None:
             **TickStatus.model_validate(last_tick(number)).health._asdict(),
             "capabilities": capabilities,
         }
-        for number, name in enumerate(host_names(fleet))
+        for number, name in enumerate(host_names(fleet.hosts))
     ]
     places = [(host, vm) for host in range(fleet.hosts) for vm in range(fleet.vms)]
     names = [f"vm-{host:04}-{vm:02}" for host, vm in places]

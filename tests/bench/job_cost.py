@@ -47,6 +47,7 @@ from policies.installed import load_policies
 from tests.bench.figures import machine, write_json
 from tests.bench.fleet import postgres_cpu_s, register
 from tests.bench.fleet_agents import REQUESTS, TIERS, vm_names
+from tests.bench.names import host_names
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.postgres import PostgresServer, postgres_server
 
@@ -199,7 +200,7 @@ class Meter:
 
 def run(hosts: int, vms: int, minutes: int) -> dict[str, dict[str, JobCost]]:
     """Start everything, let so many minutes pass, and stop everything."""
-    names = [f"kvm{number:04d}" for number in range(hosts)]
+    names = host_names(hosts)
     with ExitStack() as stack:
         server = stack.enter_context(postgres_server(durable=True, preload="pg_stat_statements"))
         url = server.create("jobs")

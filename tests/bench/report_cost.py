@@ -26,6 +26,7 @@ from rich.table import Table
 from tests.bench.figures import machine, undone_when_told_to_end, write_json
 from tests.bench.fleet import postgres_cpu_s, register
 from tests.bench.fleet_agents import AgentSpec, Common, SimulatedAgent
+from tests.bench.names import host_names
 from tests.bench.site import ManagerProcess, running_manager, usage
 from tests.postgres import PostgresServer, postgres_server
 
@@ -119,7 +120,7 @@ def play(site: Site, rounds: int) -> Result:
 
 def run(hosts: int, vms: int, rounds: int) -> Result:
     """Start everything, measure, stop everything."""
-    names = [f"kvm{number:04d}" for number in range(hosts)]
+    names = host_names(hosts)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-reports-")))
         server = stack.enter_context(postgres_server(durable=True, preload="pg_stat_statements"))
