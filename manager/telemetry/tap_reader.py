@@ -93,6 +93,7 @@ class TapReader:
         self.services = HostServices()
         """The services in VMs, as last read."""
         self._judged: JudgedServices | None = None
+        self._loading: asyncio.Future[TapProgram] | None = None
 
     def find(self, taps: Mapping[str, frozenset[int]]) -> None:
         """Look for services behind these interfaces, by the UUIDs of their domains."""
@@ -112,12 +113,7 @@ class TapReader:
 
     async def run(self) -> None:
         """Until cancelled. Raises HostError where the kernel does not take the program, or does not answer."""
-        loading = asyncio.ensure_future(asyncio.to_thread(self._load))
-        try:
-            program = await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            loading.add_done_callback(_close)
-            raise
+        program = await self._loaded()
         self._before = {}
         self._history = begun(self._steady())
         with closing(program):
@@ -130,6 +126,23 @@ class TapReader:
                     self._read(program, min(now_s + wait_s, self._clock()))  # the clock may have been set back
             finally:
                 self._judged = None
+
+    async def _loaded(self) -> TapProgram:
+        """The program. What was being loaded as the last run was cancelled is taken: two at a time are one too many.
+
+        Raises HostError.
+        """
+        loading, self._loading = self._loading, None
+        if loading is None or loading.done():  # then it is about to be closed
+            loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+        else:
+            loading.remove_done_callback(_close)
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close)
+            self._loading = loading
+            raise
 
     def failing(self, reason: str) -> None:
         """No source can work now, and no service can be seen."""

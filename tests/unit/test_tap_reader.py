@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -266,6 +267,59 @@ def finder(program: FakeProgram, monkeypatch: pytest.MonkeyPatch) -> Iterator[So
     made.configure([], 1.0, {})
     yield made
     made.close()
+
+
+def test_a_program_is_loaded_once_where_it_is_wanted_no_more_and_again_meanwhile(
+    program: FakeProgram, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two at a time would be pinned in the same folder, which the kernel refuses."""
+    loading, goes_on = threading.Lock(), threading.Event()
+    begun = threading.Semaphore(0)
+
+    def load() -> FakeProgram:
+        if not loading.acquire(blocking=False):
+            raise HostError("the kernel did not take the program: File exists")
+        begun.release()
+        assert goes_on.wait(60)
+        loading.release()
+        return program
+
+    with closing(Sources("127.0.0.1", 0)) as sources:
+        sources._taps = TapReader(load, time.time)  # type: ignore[arg-type]
+        sources.start()
+        sources.find_services({UUID: frozenset({TAP})})
+        assert begun.acquire(timeout=60)
+        sources.find_services({})
+        sources.find_services({UUID: frozenset({TAP})})
+        settled = threading.Event()
+        sources._loop.call_soon_threadsafe(lambda: sources._loop.call_later(0.1, settled.set))
+        assert settled.wait(60)
+        goes_on.set()
+        until(lambda: program.attached == {TAP}, "the interface")
+        assert (sources.services().problem, program.closed) == ("", False)
+    assert not [record for record in caplog.records if "File exists" in record.getMessage()]
+
+
+def test_a_program_that_is_wanted_no_more_once_it_is_loaded_is_closed(program: FakeProgram) -> None:
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def load() -> FakeProgram:
+        begun.set()
+        assert goes_on.wait(60)
+        return program
+
+    with closing(Sources("127.0.0.1", 0)) as sources:
+        sources._taps = TapReader(load, time.time)  # type: ignore[arg-type]
+        sources.start()
+        for _ in range(2):
+            begun.clear()
+            goes_on.clear()
+            program.closed = False
+            sources.find_services({UUID: frozenset({TAP})})
+            assert begun.wait(60)
+            sources.find_services({})
+            goes_on.set()
+            until(lambda: program.closed, "the program to be closed")
 
 
 def test_services_are_found_without_a_source(finder: Sources, program: FakeProgram) -> None:
