@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from manager.model.histogram import Histogram
 from manager.model.traffic import MOST_SERVICES, SeenService, ServicePlace, ServiceTraffic
+
+Value = TypeVar("Value")
 
 PANE_S = 30.0
 """Figures are of the last one to two panes."""
@@ -89,6 +92,18 @@ def continued(
         active,
         {place: time_us for place, time_us in quiet_us.items() if place in active},
     )
+
+
+def forgotten(history: ServiceHistory, interfaces: Collection[int]) -> ServiceHistory:
+    """Without what was seen at these interfaces, which are those of other domains now."""
+
+    def kept(places: Mapping[ServicePlace, Value]) -> dict[ServicePlace, Value]:
+        return {place: value for place, value in places.items() if place[0] not in interfaces}
+
+    older, newer, latest = (
+        replace(counters, traffic=kept(counters.traffic)) for counters in (history.older, history.newer, history.latest)
+    )
+    return ServiceHistory(older, newer, latest, kept(history.active), kept(history.quiet_us))
 
 
 def _quieter(

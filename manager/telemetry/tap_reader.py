@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from manager.control.busiest_port import PortChoice
-from manager.control.service_history import begun, continued, increase, services_in
+from manager.control.service_history import begun, continued, forgotten, increase, services_in
 from manager.errors import HostError
 from manager.host.taps import AnswerCounts, TapProgram
 from manager.model.histogram import Histogram, bucket_of
@@ -31,6 +31,8 @@ _MOST_REASON = 500
 _NO_TAP = "no running VM has a tap: the packets of their interfaces do not pass the host's kernel where it can be seen"
 
 Load = Callable[[], TapProgram]
+_OwnedAs = tuple[str, int]
+"""What an interface is part of, a domain or an application, and its index."""
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class TapReader:
         self._clock = clock
         self._steady = steady
         self._domains: Mapping[int, str] = {}
+        self._owners: Mapping[_OwnedAs, str] = {}
         self._before: Mapping[ServicePlace, ServiceTraffic] = {}
         self._history = begun(steady())
         self._chosen: Mapping[tuple[str, str], PortChoice] = {}
@@ -114,6 +117,7 @@ class TapReader:
     async def run(self) -> None:
         """Until cancelled. Raises HostError where the kernel does not take the program, or does not answer."""
         program = await self._loaded()
+        self._owners = {}
         self._before = {}
         self._history = begun(self._steady())
         with closing(program):
@@ -154,6 +158,7 @@ class TapReader:
     def _read(self, program: TapProgram, end_s: float) -> None:
         """Count what was answered until ``end_s``, and since the reading before."""
         routes, domains = self.routes, self._domains
+        self._forget_former(program, _owners(routes, domains))
         problems = _attach(program, frozenset(domains).union(*(route.interfaces for route in routes)))
         traffic = program.traffic()
         now = {(seen.interface, seen.port): seen for seen in traffic}
@@ -170,6 +175,19 @@ class TapReader:
                 route.feed.explain(_notes(route, passed, late))
         self._before = now
         self._find(traffic, domains, problems)
+
+    def _forget_former(self, program: TapProgram, owners: Mapping[_OwnedAs, str]) -> None:
+        """Forget what was counted at interfaces that belong to others now.
+
+        A tap that libvirt has not made itself outlasts its VM, and has the same index for the next one.
+        """
+        moved = {key[1] for key, owner in owners.items() if self._owners.get(key, owner) != owner}
+        for interface in moved & program.attached:
+            program.detach(interface)  # and is attached again below
+        if moved:
+            self._before = {place: seen for place, seen in self._before.items() if place[0] not in moved}
+            self._history = forgotten(self._history, moved)
+        self._owners = {key: owner for key, owner in self._owners.items() if key[1] in program.attached} | dict(owners)
 
     def _judge(self, program: TapProgram, served: Mapping[ServicePlace, TapRoute]) -> None:
         """Have the program count what is late at these services, from now on."""
@@ -214,6 +232,15 @@ class TapReader:
         if problem and not self.services.problem:
             log.warning("services of VMs cannot be seen: %s", problem)
         self.services = HostServices(services_in(self._history, domains), problem[:_MOST_REASON])
+
+
+def _owners(routes: Sequence[TapRoute], domains: Mapping[int, str]) -> dict[_OwnedAs, str]:
+    """Whose interfaces these are, as far as is known."""
+    of_domains = {("domain", interface): domain for interface, domain in domains.items()}
+    of_routes = {
+        ("application", interface): route.feed.application for route in routes for interface in route.interfaces
+    }
+    return of_domains | of_routes
 
 
 def _close(loading: asyncio.Future[TapProgram]) -> None:

@@ -22,7 +22,7 @@ from manager.telemetry.tap_reader import FIND_S, TapReader, TapRoute
 from tests.telemetry.conftest import free_port, shop, until
 
 VM, TAP = "shop-web", 1
-UUID = "00000000-0000-4000-8000-000000000001"
+UUID, OTHER = (f"00000000-0000-4000-8000-00000000000{number}" for number in (1, 2))
 
 
 @dataclass
@@ -208,6 +208,19 @@ def test_a_port_that_nobody_serves_is_told(sources: Sources, program: FakeProgra
     until(lambda: not sources.statuses()[0].detail, "no note")
 
 
+def test_what_waits_at_a_tap_is_not_of_the_next_application_there(sources: Sources, program: FakeProgram) -> None:
+    late = replace(shop(Tap("wire", 80), vm=VM), sla=Sla(response_time_ms=100.0))
+    taps = {VM: frozenset({TAP})}
+    sources.configure([late], 1.0, {}, taps)
+    program.count(TAP, 80, 10, 10)
+    until(lambda: counted(sources) == 2, "the answers")
+    program.wait(TAP, 80, 5000)
+    sources.configure([replace(late, name="blog")], 1.0, {}, taps)
+    until(lambda: "nobody was seen" in sources.statuses()[0].detail, "nothing of the one before")
+    program.count(TAP, 80, 10)
+    until(lambda: sources.statuses()[0].accepted == 1, "an answer of the next one")
+
+
 def test_interfaces_come_and_go(sources: Sources, program: FakeProgram) -> None:
     wire = Tap("wire", 80)
     configure(sources, wire, interfaces=frozenset())
@@ -335,6 +348,23 @@ def test_services_are_found_without_a_source(finder: Sources, program: FakeProgr
     finder.find_services({})
     until(lambda: program.closed, "the program to be closed")
     assert finder.services() == HostServices()
+
+
+def test_what_was_counted_of_one_vm_is_not_of_the_next_one_at_its_tap(finder: Sources, program: FakeProgram) -> None:
+    """A tap that libvirt has not made itself outlasts the VM, and has the same index for the next one."""
+    finder.find_services({UUID: frozenset({TAP, 2})})
+    until(lambda: program.attached == {TAP, 2}, "the interfaces")
+    program.count(TAP, 80, *[10] * 200)
+    program.count(2, 443, 10)
+    until(lambda: len(finder.services().services) == 2, "the services")
+    finder.find_services({OTHER: frozenset({TAP}), UUID: frozenset({2})})
+    until(lambda: [one.port for one in finder.services().services] == [443], "the next VM, which has answered nothing")
+    assert program.attached == {TAP, 2}
+    program.count(TAP, 80, 5)
+    until(lambda: len(finder.services().services) == 2, "its service")
+    [service] = [one for one in finder.services().services if one.libvirt_uuid == OTHER]
+    assert (service.port, service.quiet_p95_ms) == (80, None)
+    assert service.p95_ms == pytest.approx(5, rel=0.02)
 
 
 def test_sources_go_on_beside_services(finder: Sources, program: FakeProgram) -> None:
