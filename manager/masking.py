@@ -28,7 +28,7 @@ _PATTERNS = tuple(
         # Of a URL: all between its scheme and the last @ before a blank, as passwords hold slashes and more of these.
         r"(//)(?=[^\s\"<>]{0,4000}@)[^\s\"<>]{0,4000}(?=@)",
         rf"([?&;]{_KEY}=)[^&\s\"'<>]+",
-        rf"((?<![\w.-]){_KEY}[\\\"']*[ \t]*[=:][ \t]*)(?:{_VALUE})",
+        rf"((?<![\w.-]){_KEY}[\\\"']*[ \t]*[=:][ \t]*)(?:{re.escape(HIDDEN)}|{_VALUE})",
     )
 )
 

@@ -238,3 +238,16 @@ def test_a_secret_is_hidden_wherever_it_stands(place: str, secret: str, odd: str
 )
 def test_what_helps_stays(text: str) -> None:
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://h/db?password=secret", f"postgresql://h/db?password={HIDDEN}"),
+        ("(postgresql://h/db?password=secret&x=1)", f"(postgresql://h/db?password={HIDDEN}&x=1)"),
+        ("Authorization: Bearer secret", f"Authorization: {HIDDEN}"),
+        ("(token: secret)", f"(token: {HIDDEN})"),
+    ],
+)
+def test_what_is_hidden_is_so_once(text: str, shown: str) -> None:
+    assert masked(text) == masked(masked(text)) == shown
