@@ -47,10 +47,11 @@ class InvalidFields(InvalidRequest):
 def read_json(model: type[Model], text: bytes) -> Model:
     """A request's body. Raises BadRequest for malformed JSON, InvalidFields for invalid values.
 
-    Strict: a number as text, or 1 for true, is refused. The parser limits nesting.
+    Strict: a number as text, or 1 for true, is refused. Fields have the names of the document alone, not those under
+    which values are kept. The parser limits nesting.
     """
     try:
-        return adapter_of(model).validate_json(text, strict=True)
+        return adapter_of(model).validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise refusal(model, error) from None
 

@@ -321,6 +321,11 @@ def test_a_bad_vm_is_refused(api: Api, body: Any, field: str, words: list[str]) 
     api.refused(404, "GET", "/vms/a")
 
 
+def test_a_field_has_no_name_but_its_own(sqlite_api: Api) -> None:
+    errors = sqlite_api.refused(422, "PUT", "/vms/a", {"vm_class": "batch"})["errors"]
+    assert {error["field"] for error in errors} == {"class", "vm_class"}
+
+
 def test_a_vm_is_answered_with_application_and_status(shop: Api) -> None:
     body = {"class": "critical", "libvirt_uuid": UUID.upper(), "host": "kvm1", "weight": 500, "pin": True}
     shop.ok("PUT", "/vms/web-1", body)
