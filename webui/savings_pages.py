@@ -20,6 +20,7 @@ from manager.control.savings import (
     use_between,
 )
 from manager.model.costs import COST_RANGES, HostCosts
+from manager.model.numbers import digits
 from webui import rest
 from webui.application_pages import moment_given
 from webui.rest import RequestRefused
@@ -129,5 +130,5 @@ def _cost(name: str, bounds: tuple[float, float]) -> float:
     except ValueError:
         value = nan
     if not least <= value <= most:
-        raise RequestRefused(422, f"{name}: {text!r} is refused; use {least:g} to {most:g}")
+        raise RequestRefused(422, f"{name}: {text!r} is refused; use {digits(least)} to {digits(most)}")
     return value

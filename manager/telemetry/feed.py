@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from manager.control.counted_twice import COMPARED, SourceCounts
 from manager.errors import EquipoiseError
+from manager.model.numbers import digits
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Ready
 from manager.telemetry.store import Fate, WindowStore
@@ -95,7 +96,8 @@ class Feed:
     def flooded(self, per_s: float) -> None:
         """Something unread from an address that sent more than it may."""
         self._count(
-            "refused", f"more than {per_s:g} response times per second came from one address; the rest is left out"
+            "refused",
+            f"more than {digits(per_s, 4)} response times per second came from one address; the rest is left out",
         )
 
     def error(self, reason: str, count: int = 1) -> None:

@@ -89,6 +89,9 @@ def test_a_large_limit_is_written_without_a_power_of_ten(sqlite_api: Api) -> Non
     requests.take((PrincipalKind.TOKEN, "the-viewer"), 1e9)
     flood = api.call("POST", "/applications/shop/samples", {"times_ms": [5.0]}, "source").get_json()
     assert "allowed: 1,000,000 per second and source" in flood["detail"]
+    feed = Feed("shop", "push", SourceKind.PUSH, WindowStore(lambda: 0.0), lambda: 0.0)
+    feed.flooded(1e6)
+    assert feed.status().detail.startswith("more than 1,000,000 response times per second")
     asked = api.call("GET", "/vms", role="viewer").get_json()
     assert "exceeds the rate limit of 1,000,000 req/s" in asked["detail"]
 

@@ -116,7 +116,7 @@ def test_without_measurements_it_says_so(desk: Desk) -> None:
     [
         ("years=0", "years: '0' is refused; use 0.1 to 20"),
         ("idle_percent=much", "idle_percent: 'much' is refused; use 0 to 100"),
-        ("server_usd=nan", "server_usd: 'nan' is refused"),
+        ("server_usd=nan", "server_usd: 'nan' is refused; use 0 to 10,000,000"),
         ("since=2026-03-01&until=2026-02-01", "since: it is not before until"),
         ("since=yesterday", "'yesterday' is no time"),
         ("until=0001-01-01", "'0001-01-01' is no time"),
