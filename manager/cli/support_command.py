@@ -68,7 +68,7 @@ def support_bundle(settings: Settings, output: Path | None) -> None:
     name = time.strftime("equipoise-support-%Y%m%dT%H%M%SZ", time.gmtime())
     path = output or Path(f"{name}.tar.gz")
     hide = masker(_known_secrets(settings))
-    made = False
+    made = whole = False
     try:
         with open_new(path) as file, tarfile.open(fileobj=file, mode="w:gz") as bundle:
             made = True
@@ -76,12 +76,14 @@ def support_bundle(settings: Settings, output: Path | None) -> None:
                 entry = tarfile.TarInfo(f"{name}/{part}")
                 entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
                 bundle.addfile(entry, io.BytesIO(content))
+        whole = True
     except FileExistsError:
         raise EquipoiseError(f"{path} exists: choose another name with --output, or remove it") from None
     except OSError as error:
-        if made:
-            path.unlink(missing_ok=True)  # a part of it is of no use, and would be in the way of the next
         raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        if made and not whole:
+            path.unlink(missing_ok=True)  # a part of it is of no use, and would be in the way of the next
     say(str(path))
 
 

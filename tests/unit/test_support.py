@@ -156,15 +156,24 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_of_a_bundle_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot be written: No space left"),
+        (KeyboardInterrupt(), "Aborted!"),
+    ],
+)
+def test_a_part_of_a_bundle_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     monkeypatch.setattr(support_command, "_parts", full)
     file = tmp_path / "bundle.tar.gz"
     result = CliRunner().invoke(main, ["support-bundle", "--output", str(file)])
     assert result.exit_code == 1
-    assert "cannot be written: No space left" in result.output
+    assert said in result.output
     assert not file.exists()
 
 
