@@ -104,8 +104,11 @@ def _for_host(epilog: str, host_help: str, vm_help: str, *settings: str) -> Call
 @click.option("--local", is_flag=True, help="Only restore what this machine's journal holds; the mode stays.")
 def release(settings: Settings, host: str, vm: str, local: bool) -> None:
     """Restore every changed setting of a host, or of one VM."""
-    name = host or settings.text("host_name")
-    restored = release_offline(settings, vm) if local or name == settings.text("host_name") else None
+    own = settings.text("host_name")
+    name = host or own
+    if local and name != own:
+        raise click.UsageError(f"--local is about this machine, {own}: it does not go with --host {name}")
+    restored = release_offline(settings, vm) if name == own else None
     if local:
         if restored is None:
             raise Failure("an agent runs here, or simulates a host: stop it, which restores everything, too")

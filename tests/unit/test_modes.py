@@ -131,3 +131,5 @@ def test_a_local_release_asks_no_manager_and_leaves_the_mode(call: Any, monkeypa
     done = call(manager, "release", "--local")
     assert (done.exit_code, done.output) == (0, "3 settings restored\n")
     assert (manager.patches, manager.reads) == ([], [])
+    elsewhere = call(manager, "release", "--local", "--host", "h1")
+    assert (elsewhere.exit_code, "--local is about this machine" in elsewhere.output) == (2, True)
