@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,15 +36,14 @@ from manager.store.backup import restore as restore_database
 from manager.store.database import Database, open_database
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import JOIN, create_join_token, described_join_token
+from manager.store.registrations import Row, find, page
 from manager.store.registrations import delete as delete_row
-from manager.store.registrations import find, page
 from manager.store.tokens import (
     Role,
     authenticate,
     create_token,
     described_token,
     free_name,
-    list_tokens,
     replaced_tokens,
     revoke_token,
 )
@@ -52,6 +51,7 @@ from manager.store.users import create_user, described_user, hash_password, set_
 from manager.terminal import Table, output, say, show
 
 _PASSWORD_BYTES = 15
+_PAGE = 1000
 _DESCRIBED: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     UserRow: ("user", described_user),
     TokenRow: ("token", described_token),
@@ -257,6 +257,15 @@ def create_token_command(
         say(secret)  # before it is stored for good: without its secret nobody has a use of it
 
 
+def _every(database: Database, kind: type[Row]) -> Iterator[Row]:
+    """All of a kind by name: a fleet has a token for each of its hosts."""
+    after: str | None = None
+    with database.reading() as session:
+        while rows := page(session, kind, after, _PAGE):
+            yield from rows
+            after = rows[-1].name
+
+
 def _when(moment: datetime | None) -> str:
     return local_time(moment) if moment else "never"
 
@@ -266,14 +275,14 @@ def _when(moment: datetime | None) -> str:
 def list_tokens_command(settings: Settings) -> None:
     """List the tokens, without their secrets."""
     table = Table("name", "role", "for", "created", "last used", "expires")
-    with open_store(settings).reading() as session:
-        for row in list_tokens(session):
-            times = map(_when, (row.created_at, row.last_used_at, row.expires_at))
-            table.add_row(row.name, row.role, row.host or row.application or "-", *times)
-        for join in page(session, JoinTokenRow, None, 1000):
-            used = f"{_when(join.used_at)} by {join.used_by}" if join.used_at else "never"
-            created, expires = _when(join.created_at), _when(join.expires_at)
-            table.add_row(join.name, JOIN, join.host or "any host", created, used, expires)
+    database = open_store(settings)
+    for row in _every(database, TokenRow):
+        times = map(_when, (row.created_at, row.last_used_at, row.expires_at))
+        table.add_row(row.name, row.role, row.host or row.application or "-", *times)
+    for join in _every(database, JoinTokenRow):
+        used = f"{_when(join.used_at)} by {join.used_by}" if join.used_at else "never"
+        created, expires = _when(join.created_at), _when(join.expires_at)
+        table.add_row(join.name, JOIN, join.host or "any host", created, used, expires)
     show(table)
 
 
@@ -337,9 +346,8 @@ def create_user_command(settings: Settings, role: str, name: str, password_stdin
 def list_users_command(settings: Settings) -> None:
     """List the users."""
     table = Table("name", "role", "created", "last signed in")
-    with open_store(settings).reading() as session:
-        for row in page(session, UserRow, None, 1000):
-            table.add_row(row.name, row.role, _when(row.created_at), _when(row.signed_in_at))
+    for row in _every(open_store(settings), UserRow):
+        table.add_row(row.name, row.role, _when(row.created_at), _when(row.signed_in_at))
     show(table)
 
 

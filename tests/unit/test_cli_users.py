@@ -20,7 +20,7 @@ from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database
 from manager.store.registrations import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in
-from manager.store.tokens import Principal, PrincipalKind, Role
+from manager.store.tokens import Principal, PrincipalKind, Role, create_token
 from manager.store.users import hash_password
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -116,6 +116,15 @@ def test_tokens_made_here_are_audited(database: Database) -> None:
     with database.reading() as session:
         done = [(row.actor, row.action) for row in list_audit(session, AuditFilter(), None, 9)]
     assert done == [("carol", "token.delete"), ("carol", "token.create")]
+
+
+def test_all_tokens_of_a_large_fleet_are_listed(database: Database) -> None:
+    names = [f"agent-kvm{number:04d}" for number in range(1001)]
+    with database.exclusively() as session:
+        for name in names:
+            create_token(session, name, Role.HOST, name.removeprefix("agent-"), NOW)
+    listed = CliRunner().invoke(main, ["token", "list"]).output
+    assert [name for name in names if name not in listed] == []
 
 
 def test_a_number_without_a_name_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
