@@ -24,9 +24,10 @@ class Tally:
         for minute, count in _by_minute(requests, start_s, end_s):
             self._minutes[minute] = self._minutes.get(minute, 0.0) + count
         if len(self._minutes) > _KEPT:
-            newest = int(end_s // _MINUTE_S)
+            now = int(end_s // _MINUTE_S)
+            # These may be late: requests of the next minute may have come before.
             self._minutes = {
-                minute: count for minute, count in self._minutes.items() if newest - _KEPT < minute <= newest
+                minute: count for minute, count in self._minutes.items() if now - _KEPT < minute <= now + 1
             }
 
     def last(self, now_s: float) -> tuple[float, ...]:

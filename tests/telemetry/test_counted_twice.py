@@ -93,3 +93,11 @@ def test_requests_of_a_longer_time_are_spread() -> None:
     tally = Tally()
     tally.add(300, 30, 180)
     assert tally.last(200) == (60, 120, 120)
+
+
+def test_requests_that_are_late_leave_those_of_the_next_minute() -> None:
+    tally = Tally()
+    for minute in (0, 1, 2, 3, 5):
+        tally.add(10, BEGIN_S + minute * MINUTE_S, BEGIN_S + minute * MINUTE_S)
+    tally.add(1, BEGIN_S + 5 * MINUTE_S - 1, BEGIN_S + 5 * MINUTE_S - 1)
+    assert tally.last(BEGIN_S + 6 * MINUTE_S + 20) == (10, 1, 10)
