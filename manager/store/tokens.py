@@ -22,7 +22,7 @@ from manager.store.access_models import TokenRow
 from manager.store.by_driver import rows_of
 from manager.store.database import Database
 from manager.store.models import Json, UtcDateTime
-from manager.store.registrations import delete, find, page, refuse_bad_host, refuse_bad_name
+from manager.store.registrations import delete, find, refuse_bad_host, refuse_bad_name
 
 _SECRET_BYTES = 32
 _END_BYTES = 6  # of a name that is made unique
@@ -109,11 +109,6 @@ def create_token(
     )
     session.add(row)
     return row, secret
-
-
-def list_tokens(session: Session, after: str | None = None, limit: int = 1000) -> list[TokenRow]:
-    """Tokens by name, without their secrets."""
-    return list(page(session, TokenRow, after, limit))
 
 
 def revoke_token(session: Session, name: str) -> None:

@@ -29,7 +29,7 @@ from manager.model.packed_records import (
 from manager.model.packed_windows import PackedWindow, pack_windows, unpack_windows
 from manager.model.registration import HostSpec
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
-from manager.store.access_models import UserRow
+from manager.store.access_models import TokenRow, UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database, open_database
@@ -38,7 +38,7 @@ from manager.store.decision_packs import DecisionFilter, newest_decisions
 from manager.store.event_records import RecordFilter, newest_events
 from manager.store.models import ApplicationRow, Base, HostRow, UtcDateTime, WindowRow
 from manager.store.tick_packs import ticks_between
-from manager.store.tokens import described_token, list_tokens
+from manager.store.tokens import described_token
 from manager.store.users import described_user
 from manager.store.vm_lists import VmFilter, list_vms
 from manager.store.windows import window_of
@@ -279,7 +279,7 @@ def _are_readable(database: Database, put: Mapping[str, list[dict[str, Any]]]) -
         for row in put.get("ticks", ()):
             [tick] = ticks_between(session, row["host"], row["at"], row["at"] + timedelta(seconds=1))
             assert (tick.at, tick.body, tick.claimed_at) == (row["at"], row["body"], row["claimed_at"])
-        assert len([described_token(session, row) for row in list_tokens(session)]) == ROWS
+        assert len([described_token(session, row) for row in session.scalars(select(TokenRow))]) == ROWS
         users = [described_user(session, row) for row in session.scalars(select(UserRow))]
         assert len(users) == len(put.get("users", []))
         assert len(list_audit(session, AuditFilter(), None, 100)) == len(put.get("audit", []))

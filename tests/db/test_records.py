@@ -33,9 +33,10 @@ from manager.store.hosts import reporting_host
 from manager.store.models import EventRow, WindowRow
 from manager.store.pack_models import DecidedVmRow, DecisionPackRow, TickPackRow
 from manager.store.past_registrations import Era
+from manager.store.registrations import page
 from manager.store.retention import Cleanup, prune
 from manager.store.tick_packs import list_ticks, store_ticks
-from manager.store.tokens import Principal, Role, authenticate, create_token, list_tokens, revoke_token
+from manager.store.tokens import Principal, Role, authenticate, create_token, revoke_token
 from manager.store.windows import add_samples
 from tests.aging import long_ago
 
@@ -273,7 +274,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(database: Database) -> None:
     with database.reading() as session:
         columns = {column.name: getattr(row, column.name) for column in TokenRow.__table__.columns}
         assert secret not in str(columns)
-        assert [(one.name, one.role) for one in list_tokens(session)] == [("alice", "operator")]
+        assert [(one.name, one.role) for one in page(session, TokenRow, None, 9)] == [("alice", "operator")]
     assert authenticate(database, secret, NOW) == Principal("alice", Role.OPERATOR, None)
     for wrong in ("", secret + "x", secret.lower(), "\0", "ü", row.secret_hash):
         assert authenticate(database, wrong, NOW) is None
