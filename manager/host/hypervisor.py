@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import libvirt
 
-from manager.errors import DomainHangs, HostError
+from manager.errors import HostError
 from manager.host import process
-from manager.host.addresses import AddressBook, Contest, Interfaces, read_neighbours
+from manager.host.addresses import AddressBook, Contest, read_neighbours
 from manager.host.libvirt_calls import (
     ITSELF,
     MOST_DISKS_HANGING,
@@ -28,6 +29,7 @@ from manager.host.libvirt_calls import (
     Line,
     Lookups,
     Patience,
+    Question,
     close,
     find_hanging,
     interfaces_of,
@@ -46,6 +48,8 @@ _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _ADDRESS_BYTES = 6
 _GATHER_S = 0.1
 """Events within so long a time lead to one listing: many VMs start at once after a reboot or a failover."""
+
+Answer = TypeVar("Answer")
 
 LATE_S = 60.0
 """Discovery is late without a full listing for so long."""
@@ -314,13 +318,7 @@ class HypervisorWatch:
         """Look up addresses and disks, each domain for itself. One that is set apart keeps what is known of it."""
         asked = self.domains.instances
         wanted = {domain.UUIDString() for domain in domains}
-        seen: dict[str, Interfaces] = {}
-        for domain in domains:
-            try:
-                uuid = domain.UUIDString()
-                seen[uuid] = calls.ask(uuid, domain.name(), partial(interfaces_of, domain))
-            except DomainHangs as error:
-                log.debug("%s", error)
+        seen = calls.ask_each(_about(domain, interfaces_of) for domain in domains)
         neighbours: Mapping[str, frozenset[str]] = {}
         try:
             neighbours = self._neighbours()
@@ -349,12 +347,9 @@ class HypervisorWatch:
         asked: Mapping[str, VmInstance],
     ) -> None:
         """Each domain for itself, after addresses: QEMU has to answer. Of one that does not, nothing is known then."""
-        seen: dict[str, VirtualDisksSeen | None] = {}
-        for domain in domains:
-            uuid = domain.UUIDString()
-            seen[uuid] = None
-            with contextlib.suppress(DomainHangs):
-                seen[uuid] = calls.ask(uuid, domain.name(), partial(virtual_disks_of, connection, domain))
+        questions = [_about(domain, partial(virtual_disks_of, connection)) for domain in domains]
+        unknown: dict[str, VirtualDisksSeen | None] = dict.fromkeys(question.uuid for question in questions)
+        seen = unknown | calls.ask_each(questions)
         with self._lock:
             before = self.domains
             disks = {uuid: both for uuid, both in before.disks.items() if uuid not in seen}
@@ -443,6 +438,10 @@ def _listed(before: Domains, instances: Mapping[str, VmInstance]) -> Domains:
         hardware=hardware,
         disks=disks,
     )
+
+
+def _about(domain: libvirt.virDomain, ask: Callable[[libvirt.virDomain], Answer]) -> Question[Answer]:
+    return Question(domain.UUIDString(), domain.name(), partial(ask, domain))
 
 
 def _packed(hardware: Iterable[str]) -> frozenset[bytes]:

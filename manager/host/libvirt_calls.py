@@ -9,11 +9,12 @@ import logging
 import threading
 import time
 import xml.etree.ElementTree as ET
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import libvirt
 
@@ -29,6 +30,8 @@ MOST_HANGING = 3
 _COUNTED = "reqs", "times"
 MOST_DISKS_HANGING = 1
 """Of the calls that QEMU itself has to answer, beside the others: one that hangs keeps no other from its addresses."""
+_ROUND_S = 0.1
+"""Whoever asks about many domains lets others ask in between after so long."""
 ITSELF = ""
 """libvirtd among the domains that are set apart."""
 
@@ -71,6 +74,31 @@ class _Worker:
             del call  # it holds a domain, and so a connection
 
 
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """A call about one domain."""
+
+    uuid: str
+    name: str
+    action: Callable[[], T]
+
+
+class _CallRound(Generic[T]):
+    """Calls that a worker makes one after the other, as many as begin within ``_ROUND_S``. Under ``DomainCalls``' lock.
+
+    ``waiting``: what is still to be asked, from which the worker takes the next one. ``asking``: what it waits for an
+    answer to, since ``since_s`` (monotonic). ``left``: it is not waited for any more.
+    """
+
+    def __init__(self, waiting: deque[Question[T]], answers: dict[str, T]) -> None:
+        self.waiting, self.answers = waiting, answers
+        self.asking: Question[T] | None = None
+        self.since_s = self.begun_s = time.monotonic()
+        self.failure: Exception | None = None
+        self.left = False
+        self.ended = threading.Event()
+
+
 class DomainCalls:
     """Makes one call at a time, in a thread that is left behind where it does not return in ``answer_s`` seconds.
 
@@ -94,32 +122,85 @@ class DomainCalls:
 
     def ask(self, uuid: str, name: str, action: Callable[[], T]) -> T:
         """What ``action`` returns, or raises. Raises DomainHangs where it does not return in time, or is not tried."""
-        answer: Future[T] = Future()
+        answers = self.ask_each([Question(uuid, name, action)])
+        if uuid not in answers:
+            raise DomainHangs(f"libvirt does not answer about domain {name}")
+        return answers[uuid]
 
-        def call() -> None:
+    def ask_each(self, questions: Iterable[Question[T]]) -> dict[str, T]:
+        """The answers by UUID, without those that do not come in time, or are not tried. Raises what an action raises.
+
+        Others have their turn in between. Handing a call to another thread costs more than most calls, so many of them
+        are handed over at once.
+        """
+        answers: dict[str, T] = {}
+        waiting = deque(questions)
+        while waiting:
+            with self._turn:
+                made = _CallRound(waiting, answers)
+                if not self._begin(made):
+                    break
+                self._wait(made)
+            failure, made.failure = made.failure, None
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback has this frame: a domain that is held keeps its connection open
+        return answers
+
+    def _begin(self, made: _CallRound[T]) -> bool:
+        """Let a worker make these calls; False: none of them may be made."""
+        with self._lock:
+            if not any(map(self._may_ask, made.waiting)):
+                return False
+            self._worker = self._worker or _Worker()
+            self._worker.make(partial(self._make_calls, made))
+            return True
+
+    def _may_ask(self, question: Question[T]) -> bool:
+        return not self._closed and len(self._hanging) < self._most and question.uuid not in self._hanging
+
+    def _make_calls(self, made: _CallRound[T]) -> None:
+        """In the thread of a worker."""
+        while (question := self._next(made)) is not None:
             try:
-                answer.set_result(action())
+                answer = question.action()
             except Exception as error:  # noqa: BLE001 - whoever asked gets it
-                answer.set_exception(error)
+                made.failure = error
             with self._lock:
-                self._hanging.pop(uuid, None)
+                self._hanging.pop(question.uuid, None)
+                if made.left:
+                    return
+                made.asking = None
+                if made.failure is None:
+                    made.answers[question.uuid] = answer
+        made.ended.set()
 
-        with self._turn:
+    def _next(self, made: _CallRound[T]) -> Question[T] | None:
+        """What the worker asks now; None: no more in this round."""
+        with self._lock:
+            now_s = time.monotonic()
+            while made.waiting and made.failure is None and now_s - made.begun_s < _ROUND_S:
+                question = made.waiting.popleft()
+                if self._may_ask(question):
+                    made.asking, made.since_s = question, now_s
+                    return question
+            return None
+
+    def _wait(self, made: _CallRound[T]) -> None:
+        """Wait until the round has ended, or one of its calls does not return in time, whose domain is set apart."""
+        left_s = self._answer_s
+        while not made.ended.wait(left_s):
             with self._lock:
-                if uuid in self._hanging:
-                    raise DomainHangs(f"libvirt does not answer about domain {name}")
-                if len(self._hanging) >= self._most or self._closed:
-                    raise DomainHangs(f"domain {name} is not asked about: too many calls do not return")
-                self._worker = self._worker or _Worker()
-                self._worker.make(call)
-            with contextlib.suppress(TimeoutError):
-                return answer.result(self._answer_s)
-            with self._lock:
-                if not answer.done():
-                    self._hanging[uuid] = name
+                asking = made.asking
+                left_s = self._answer_s if asking is None else made.since_s + self._answer_s - time.monotonic()
+                if asking is not None and left_s <= 0:
+                    made.left = True
+                    self._hanging[asking.uuid] = asking.name
                     self._leave_worker()
-                    raise DomainHangs(f"libvirt has not answered about domain {name} for {self._answer_s:g} s")
-        return answer.result()
+                    log.debug("libvirt has not answered about domain %s for %g s", asking.name, self._answer_s)
+                    return
 
     def close(self) -> None:
         """Make no more calls."""
