@@ -118,7 +118,7 @@ class ManagerLink:
         self._known = KnownWindows()
         self._packs = self._packs_ticks = False  # an earlier manager reads no packed windows, or no packed ticks
         self._refuses_packs = False
-        self._windows_read: dict[str, list[tuple[object, Window]]] = {}
+        self._windows_read: dict[str, dict[str, tuple[object, Window]]] = {}  # with their bodies, by begin
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
 
@@ -219,16 +219,19 @@ class ManagerLink:
 
     def _slots_in(self, body: Mapping[str, Any]) -> tuple[str, Slots, bool]:
         """The digest of the assignment, the slots, and whether others wait for what is reported here."""
-        self._windows_read = {name: self._windows(name, bodies) for name, bodies in body["windows"].items() if bodies}
-        slots = {name: tuple(slot for _, slot in read) for name, read in self._windows_read.items()}
+        slots = {name: self._windows(name, bodies) for name, bodies in body["windows"].items() if bodies}
+        self._windows_read = {name: self._windows_read[name] for name in slots}
         return body["digest"], slots, bool(body["shared"])
 
-    def _windows(self, application: str, bodies: list[dict[str, Any]]) -> list[tuple[object, Window]]:
-        """The slots of an application with their bodies. Most bodies were there before."""
-        again = [read for read in self._windows_read.get(application, []) if read[0] in bodies]
-        fresh = [body for body in bodies if all(body != before for before, _ in again)]
-        read = [(body, read_window(application, body)) for body in fresh]
-        return sorted([*again, *read], key=lambda pair: pair[1].end_s)
+    def _windows(self, application: str, bodies: list[dict[str, Any]]) -> tuple[Window, ...]:
+        """The slots of an application, oldest first. Most bodies were there before."""
+        before = self._windows_read.get(application, {})
+        read: dict[str, tuple[object, Window]] = {}
+        for body in bodies:
+            known = before.get(body["start"])
+            read[body["start"]] = known if known and known[0] == body else (body, read_window(application, body))
+        self._windows_read[application] = read
+        return tuple(sorted((window for _, window in read.values()), key=_end_s))
 
     def send(self, report: Report, *, ask: bool = False, history: bool = True, easy_s: float = math.inf) -> Assigned:
         """Report the last tick, and with ``history`` all that waits, oldest first, until nothing does.
@@ -329,11 +332,23 @@ def remember(remembered: Slots, fresh: Slots, slot_s: float) -> Slots:
             before = before[: bisect_right(before, max(slot.end_s for slot in new) + slot_s, key=_end_s)]
         begin_s = min((slot.start_s for slot in new), default=math.inf)
         same = bisect_right(before, begin_s, key=_end_s)  # what is fresh is of the last few slots
+        known = _alike(before[same:], new)  # mostly all but the newest
+        same, new = same + known, new[known:]
         by_number = {slot_number(slot.end_s, slot_s): slot for slot in (*before[same:], *new)}
         slots = before[:same] + tuple(by_number[number] for number in sorted(by_number))
         if slots:
             merged[name] = slots[bisect_left(slots, slots[-1].end_s - _REMEMBERED_S, key=_end_s) :]
     return merged
+
+
+def _alike(before: Sequence[Window], now: Sequence[Window]) -> int:
+    """How many slots at the begin of both are the same objects."""
+    count = 0
+    for then, slot in zip(before, now, strict=False):
+        if then is not slot:
+            break
+        count += 1
+    return count
 
 
 def _revision(answer: Answer) -> int | None:
