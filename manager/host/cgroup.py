@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import HostError
-from manager.host.files import mounts_of, open_file, read, write
+from manager.host.files import mounts_of, open_file, read, read_small, write
 from manager.host.registry import (
     CGROUP_USAGE,
     CGROUP_V1,
@@ -187,7 +187,7 @@ def memory_nodes(paths: HostPaths, pid: int, resident_file: Path | None) -> froz
     ``resident_file`` is the memory.numa_stat of its cgroup. A host with one node has none to choose from.
     """
     with contextlib.suppress(OSError, ValueError):  # OSError: a kernel without NUMA
-        online = parse_cpus(paths.online_nodes.read_text())
+        online = parse_cpus(read_small(str(paths.online_nodes)).decode())
         if len(online) > 1:
             return _bound_nodes(paths, pid, online) or _filled_nodes(resident_file)
     return frozenset()

@@ -60,6 +60,7 @@ class VmHandle:
         self._group: CpuGroup | None = None
         self._schedstat_fds: dict[int, int] = {}
         self._threads = process.QemuThreads((), (), ())
+        self._group_threads: Path | None = None
         self._vcpus: tuple[tuple[int, int, int | None], ...] = ()  # each with its schedstat's descriptor
         self._times = VmTimes(times) if times is not None else None
         self._vcpu_indexes: tuple[int, ...] = ()
@@ -122,8 +123,9 @@ class VmHandle:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
         self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through
         folder, cpu, before = self._cgroup.cpu_folder, self._cgroup.cpu, self._threads.vcpus
-        group_threads = emulator_threads(folder, cpu) if folder and cpu else None
-        threads = process.find_threads(self._paths, self.instance.pid, group_threads)
+        if self._group_threads is None and folder and cpu:
+            self._group_threads = emulator_threads(folder, cpu)
+        threads = process.find_threads(self._paths, self.instance.pid, self._group_threads)
         self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
         self._place = batch_group.place(folder, cpu)
         if threads.vcpus != before or not self._schedstat_fds:

@@ -223,7 +223,7 @@ def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None, qemu:
     if group_threads is None:
         return []
     try:
-        tids = [int(line) for line in group_threads.read_text().split()]
+        tids = [int(line) for line in group_threads.read_bytes().split()]
     except (OSError, ValueError):  # the group went with its VM, or v2 keeps its threads elsewhere
         return []
     folder = str(paths.processes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
@@ -106,6 +107,12 @@ CGROUP_USAGE = (
 )
 
 
+@lru_cache(maxsize=1024)
+def _below(root: Path, path: str) -> Path:
+    """Putting a path together costs as much as reading a small file."""
+    return root / path
+
+
 class Below:
     """A file or folder below the root."""
 
@@ -113,7 +120,7 @@ class Below:
         self._path = path
 
     def __get__(self, paths: HostPaths, _owner: type[HostPaths]) -> Path:
-        return paths.root / self._path
+        return _below(paths.root, self._path)
 
 
 class AllBelow:
