@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from manager.errors import ManagerRefused
-from manager.loop.outbox import Fields, ItemKind, kept_histogram
+from manager.loop.outbox import Fields, Item, ItemKind, Waiting, kept_histogram
 from manager.model.fields import adapter_of, as_text
 from manager.model.packed_histogram import UnreadHistogram
 from manager.model.packed_ticks import packs_of
@@ -47,27 +47,27 @@ _UNACCEPTABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What cannot be delivered, and why. ``fields`` None: it does not wait in the outbox, and is reported anew."""
+    """What cannot be delivered, and why. ``item`` None: it does not wait in the outbox, and is reported anew."""
 
     what: str
     why: str
-    fields: Fields | None = None
+    item: Item | Fields | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a report that may be refused alone: the value of a field, or of an item that the field lists.
 
-    ``fields`` is the item as it waits in the outbox, None: it does not.
+    ``item`` is what waits in the outbox, None: it does not.
     """
 
     field: str
     value: Any
-    fields: Fields | None = None
+    item: Item | Fields | None = None
 
     def rejected(self, why: str) -> Rejected:
         """The same, not accepted."""
-        return Rejected(_KINDS.get(self.field, self.field), why, self.fields)
+        return Rejected(_KINDS.get(self.field, self.field), why, self.item)
 
 
 def report_of(
@@ -86,11 +86,14 @@ def report_of(
     return ReportIn(agent_version=agent_version, **fields)
 
 
-def pieces_of(waiting: Mapping[ItemKind, Iterable[Fields]], host: str) -> tuple[list[Piece], list[Rejected]]:
-    """What waits as it is sent, and what cannot be: the interface does not take it, or it is of another host."""
+def pieces_of(waiting: Waiting, host: str) -> tuple[list[Piece], list[Rejected]]:
+    """What waits as it is sent, and what cannot be: the interface does not take it, or it is of another host.
+
+    What is fresh was made by this agent a moment ago, and goes as it is.
+    """
     pieces: list[Piece] = []
     rejected: list[Rejected] = []
-    for kind, items in waiting.items():
+    for kind, items in waiting.fields.items():
         for fields in items:
             if fields.get("host", host) != host:
                 rejected.append(Rejected(kind, f"it is of host {fields['host']}, and this one is {host}", fields))
@@ -101,6 +104,7 @@ def pieces_of(waiting: Mapping[ItemKind, Iterable[Fields]], host: str) -> tuple[
                 pieces.append(Piece(f"{kind}s", _CONVERT[kind](clean), fields))
             except (ValidationError, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 rejected.append(Rejected(kind, " ".join(str(error).split()), fields))
+    pieces += (Piece(f"{kind}s", item, item) for kind, item in waiting.fresh)
     return pieces, rejected
 
 

@@ -251,7 +251,7 @@ class ManagerLink:
             waiting = self._outbox.peek(_BATCH, _BATCH_BYTES) if history else _NOTHING
             now, windows = windows[:_BATCH], windows[_BATCH:]
             last = waiting.complete and not windows
-            pieces, unsendable = pieces_of(waiting.fields, self._host)
+            pieces, unsendable = pieces_of(waiting, self._host)
             self._reject(unsendable)
             pieces = [*scalars, *pieces, *(Piece("windows", window) for window in now)]
             post = partial(
@@ -301,7 +301,7 @@ class ManagerLink:
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         for item in rejected:
             log.error("cannot be delivered and is set aside: %s: %s", item.what, item.why)
-        self._outbox.set_aside([(item.what, item.fields, item.why) for item in rejected if item.fields is not None])
+        self._outbox.set_aside([(each.what, each.item, each.why) for each in rejected if each.item is not None])
         self._rejected += rejected
 
     def take_rejected(self) -> list[Rejected]:

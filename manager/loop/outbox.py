@@ -131,30 +131,22 @@ def kept_histogram(fields: Mapping[str, Any]) -> Histogram:
     return Histogram({int(bucket): count for bucket, count in fields["buckets"].items()})
 
 
-def _plain(value: Any) -> Any:
-    """A value as it would be read from the file, but that texts may be of an enum."""
-    if isinstance(value, Histogram):
-        return _written(value)
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, dict):
-        return {str(key): part for key, part in value.items()}
-    if not hasattr(value, "__match_args__"):
-        return value
-    fields = _fields_of(value)
-    return {name: part if type(part) in _LEAVES else _plain(part) for name, part in fields.items()}
-
-
-_LEAVES = frozenset({str, int, float, type(None)})
+def as_json(item: Item | Fields) -> str:
+    """An item as the file has it."""
+    return json.dumps(item, default=_written)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The oldest items: number of the last one (0: none wait), whether it is the last of all, and fields by kind."""
+    """The oldest items: number of the last one (0: none wait), whether it is the last of all, and fields by kind.
+
+    ``fresh`` are those of the last interval, which are in no file yet.
+    """
 
     last: int
     complete: bool
     fields: Mapping[ItemKind, list[Fields]]
+    fresh: Sequence[tuple[ItemKind, Item]] = ()
 
 
 def _fits(table: str, row: Mapping[str, object]) -> bool:
@@ -330,7 +322,7 @@ class Outbox:
     def _encode(self, items: Iterable[tuple[int, ItemKind, Item]]) -> None:
         self._unwritten = [
             *self._unwritten,
-            *((seq, kind, json.dumps(item, default=_written)) for seq, kind, item in items),
+            *((seq, kind, as_json(item)) for seq, kind, item in items),
         ]
         self._fresh = []
 
@@ -371,13 +363,13 @@ class Outbox:
                     break
                 fields[ItemKind(kind)].append(json.loads(body))
                 last, taken = seq, taken + 1
-            for seq, item_kind, item in self._fresh if complete else ():
-                complete = not taken or taken < limit
-                if not complete:
-                    break
-                fields[item_kind].append(_plain(item))
-                last, taken = seq, taken + 1
-        return Waiting(last, complete, fields)
+        fresh = self._fresh[: max(limit - taken, 0 if taken else 1)] if complete else []
+        return Waiting(
+            fresh[-1][0] if fresh else last,
+            complete and len(fresh) == len(self._fresh),
+            fields,
+            tuple((item_kind, item) for _, item_kind, item in fresh),
+        )
 
     def drop_through(self, seq: int) -> None:
         """Remove what the manager acknowledged; where the disk refuses, with the next ``put`` that it takes."""
@@ -392,12 +384,12 @@ class Outbox:
     def _dropped(self) -> int:
         return self._database.execute(_FORGET, (self._taken,)).rowcount
 
-    def set_aside(self, items: Sequence[tuple[str, Fields, str]]) -> None:
+    def set_aside(self, items: Sequence[tuple[str, Item | Fields, str]]) -> None:
         """Keep what the manager does not accept, with the reason, to be looked at: the newest, each once.
 
         Where the disk refuses, it is not kept.
         """
-        rows = [(kind, json.dumps(fields), why) for kind, fields, why in items]
+        rows = [(kind, as_json(item), why) for kind, item, why in items]
         if rows:
             with self._lock, suppress(JournalError):
                 self._act("written", lambda: self._put_aside(rows))

@@ -123,7 +123,9 @@ def test_ticks_and_windows_are_written_only_if_the_next_come_first(outbox: Outbo
 
     outbox.put([tick(1), window(1)])
     first = outbox.peek(10, PLENTY)
-    assert ([len(first.fields[kind]) for kind in (ItemKind.TICK, ItemKind.WINDOW)], written()) == ([1, 1], [])
+    assert (first.fresh, written()) == (((ItemKind.TICK, tick(1)), (ItemKind.WINDOW, window(1))), [])
+    one = outbox.peek(1, PLENTY)
+    assert (one.fresh, one.last, one.complete) == (first.fresh[:1], first.last - 1, False)
     outbox.put([tick(2)])
     assert written() == ["tick", "window", "tick"], "the manager did not take the first in time"
     outbox.drop_through(first.last)

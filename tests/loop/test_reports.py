@@ -219,7 +219,7 @@ def test_slots_are_remembered_while_they_are_of_the_same_kind(manager, link) -> 
 
 def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, report) -> None:
     manager.will(stored)
-    tick = TickRecord(END_S, "fair", "enforce", 0.5, (VmTick("web", 0.25, 0.01, None, "observe"),))
+    tick = TickRecord(END_S, "fair", Mode.ENFORCE, 0.5, (VmTick("web", 0.25, 0.01, None, Mode.OBSERVE),))
     outbox.put([WINDOW, tick])
     status = SourceStatus(
         "shop", "probe", SourceKind.HTTP_PROBE, SourceState.FAILING, END_S, 1, 2, 3, 4, 5, "no\0 route"
@@ -241,8 +241,8 @@ def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, re
 
 
 def test_a_long_outage_is_reported_in_parts_that_the_manager_takes(manager, link, outbox, report) -> None:
-    vms = tuple(VmTick(f"vm-{number}", 0.25, 0.01, 10_000, "enforce") for number in range(200))
-    ticks = [TickRecord(END_S + number, "fair", "enforce", 0.5, vms) for number in range(200)]
+    vms = tuple(VmTick(f"vm-{number}", 0.25, 0.01, 10_000, Mode.ENFORCE) for number in range(200))
+    ticks = [TickRecord(END_S + number, "fair", Mode.ENFORCE, 0.5, vms) for number in range(200)]
     outbox.put(ticks)
     manager.will(stored)
     recent = tuple(slot(2.0 * number) for number in range(1, 701))
