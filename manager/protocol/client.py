@@ -9,20 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from select import POLLIN, poll
 from socket import socket
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from manager.errors import ManagerRefused, ManagerUnavailable
+from manager.protocol.http_answer import ParsedAnswer
 
 API = "/api/v1"
 ANSWER_S = 10.0
 """An answer comes in this time, mostly at once."""
-
-MOST_BYTES = 16 * 1024 * 1024
-"""What is read of an answer: several times a page of a thousand items. Nobody makes a client hold more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,7 @@ class Connection:
                 self._connection = HTTPConnection(parsed.hostname, parsed.port, timeout=connect_s)
         except (ValueError, HTTPException) as error:
             raise ManagerUnavailable(f"{url!r} is not the URL of a manager: {error}") from error
+        self._connection.response_class = ParsedAnswer
         self._answer_s = answer_s
         self._path = parsed.path
         self._lock = threading.Lock()
@@ -83,13 +82,8 @@ class Connection:
             try:
                 self._connect()
                 self._connection.request(method, self._path + target, body, dict(headers))
-                response = self._connection.getresponse()
-                content = response.read(MOST_BYTES + 1)
-                if len(content) > MOST_BYTES:
-                    raise HTTPException(f"its answer is longer than {MOST_BYTES} bytes")
-                if response.length:
-                    raise IncompleteRead(content, response.length)
-                return Answer(response.status, response.headers, content)
+                answer = self._connection.getresponse()
+                return Answer(answer.status, answer.headers, answer.read())
             except BaseException:  # whatever ends it, what comes later must not be taken for the next one's answer
                 self._connection.close()
                 raise

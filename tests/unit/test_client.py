@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
 from email.message import Message
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from manager.errors import ManagerUnavailable
-from manager.protocol import client as module
+from manager.protocol import http_answer
 from manager.protocol.client import Answer, Connection, ManagerClient
 
 
@@ -122,22 +124,69 @@ def test_an_answer_that_came_too_late_is_not_that_to_the_next_question() -> None
         thread.join()
 
 
-@pytest.mark.parametrize("answer", [b"", b"rubbish\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"])
-def test_what_is_no_answer(answer: bytes) -> None:
+@contextlib.contextmanager
+def saying(answer: bytes) -> Iterator[str]:
+    """The URL of one that says this to the first request, byte by byte, and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def say() -> None:
-            with listening.accept()[0] as asked:
+            with listening.accept()[0] as asked, contextlib.suppress(OSError):  # the client may hang up first
                 asked.recv(65536)
-                asked.sendall(answer)
+                for byte in answer:
+                    asked.sendall(bytes([byte]))
 
         thread = threading.Thread(target=say)
         thread.start()
-        client = ManagerClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"is": "it"}',
+        b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\nconnection: close\r\n\r\n{"is": "it"}',
+        b'HTTP/1.0 200 OK\r\n\r\n{"is": "it"}',
+        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{"\r\na\r\nis": "it"}\r\n0\r\n\r\n',
+        b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"is": "it"}',
+    ],
+    ids=["with a length", "and the end of the connection", "until the end", "in chunks", "after another one"],
+)
+def test_however_an_answer_comes_it_is_read(answer: bytes) -> None:
+    with saying(answer) as url:
+        client = ManagerClient(url, "")
+        assert client.get("/health") == {"is": "it"}
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"rubbish\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 101 + b"Content-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n{}",
+    ],
+)
+def test_what_is_no_answer(answer: bytes) -> None:
+    with saying(answer) as url:
+        client = ManagerClient(url, "")
         with pytest.raises(ManagerUnavailable, match="does not answer"):
             client.get("/health")
         client.close()
-        thread.join()
+
+
+def test_two_answers_to_one_question_are_none() -> None:
+    one = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(one + one)
+        with pytest.raises(HTTPException):
+            http_answer.ParsedAnswer(ours).begin()
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null", b'{"hello": 1}', b'{"items": {}, "next": ""}'])
@@ -175,7 +224,7 @@ def test_a_url_with_a_password_is_refused_and_not_shown(url: str) -> None:
 
 
 def test_an_answer_that_is_too_long_is_not_read(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 1)
+    monkeypatch.setattr(http_answer, "MOST_BYTES", 1)
     client = ManagerClient(server, "s3cret")
     with pytest.raises(ManagerUnavailable, match="longer than 1 bytes"):
         client.get("/vms")
@@ -221,3 +270,16 @@ def test_what_is_no_name_is_sent_as_it_is_given(server: str, name: str) -> None:
     sent = urlsplit(target)
     assert unquote(sent.path, errors="surrogateescape") == f"/api/v1/vms/{name}"
     assert parse_qs(sent.query, errors="surrogateescape") == {"host": [name]}
+
+
+def test_answers_leave_no_garbage(server: str) -> None:
+    client = ManagerClient(server, "")
+    client.get("/health")
+    gc.collect()
+    gc.disable()
+    try:
+        client.get("/health")
+        assert not [found for found in gc.get_objects() if isinstance(found, http_answer.ParsedAnswer)][1:]
+    finally:
+        gc.enable()
+        client.close()
