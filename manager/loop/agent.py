@@ -212,7 +212,8 @@ class Agent:
             view.application.name for view in result.snapshot.applications if view.sla_state is SlaState.VIOLATED
         )
         statuses = self._statuses.of(result, self._journal, self._host.migrating())
-        self.reporter.latest = Latest(status, statuses, assigned.revision, violated)
+        capabilities = result.snapshot.capabilities
+        self.reporter.latest = Latest(status, statuses, assigned.revision, violated, capabilities)
 
     def _look_at_discovery(self) -> Discovery:
         """Report what changed of the discovery of domains since the last tick."""

@@ -56,14 +56,16 @@ log = logging.getLogger(__name__)
 class Latest:
     """What the last tick left for the next report.
 
-    ``tick`` makes its status, ``revision`` is that of the assignment it acted on, and ``violated`` are the applications
-    that violate their SLA.
+    ``tick`` makes its status, ``revision`` is that of the assignment it acted on, ``violated`` are the applications
+    that violate their SLA, and ``capabilities`` what the host offered: to look at that again takes as long as reading
+    twenty VMs.
     """
 
     tick: Callable[[], TickStatus]
     vms: list[VmStatus]
     revision: int | None
-    violated: frozenset[str] = frozenset()
+    violated: frozenset[str]
+    capabilities: Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,9 @@ class Reporter(Background):
         return tuple(window for slots in newest.values() for window in slots[-_LIVE_SLOTS:])
 
     def _facts(self) -> _HostFacts:
-        return _HostFacts(self._loop.host.capabilities, dict(self._loop.host.running()), self._findings.latest)
+        host, latest = self._loop.host, self.latest
+        capabilities = host.capabilities if latest is None else latest.capabilities
+        return _HostFacts(capabilities, dict(host.running()), self._findings.latest)
 
     def _tick_news(self, latest: Latest | None) -> TickStatus | None:
         """The last tick where it is new; and while none comes, the same again with for how long."""
@@ -238,6 +242,8 @@ class Reporter(Background):
         if latest is None:
             return None, False
         before = self._reported_vms
+        if before is latest.vms and before and not afresh:  # mostly so
+            return None, True
         if not before or afresh or [vm.vm for vm in before] != [vm.vm for vm in latest.vms]:
             return latest.vms, False
         return [now for now, then in zip(latest.vms, before, strict=True) if now is not then] or None, True

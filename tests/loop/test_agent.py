@@ -433,6 +433,7 @@ def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
 
     assert told_by_exchange() == 0, "it was told when the fixture made its first exchange"
     machine.host.offline.add(3)
+    machine.agent.tick()
     assert (told_by_exchange(), told_by_exchange()) == (1, 0)
     assert site.client.get("/hosts/a")["capabilities"]["online_cpus"] == "0-2"
 
