@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 from bisect import bisect_left, bisect_right
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from manager.control.judged_windows import by_slot, slot_number
 from manager.control.tenure_rules import Who
@@ -154,7 +154,7 @@ class ManagerLink:
         before = self._assigned.assignment
         if before is not None and self._digest:
             answer = self._ask("slots")
-            if answer is None or self._take_slots(answer, _understood(answer, json.loads)):
+            if answer is None or self._take_slots(answer, _understood(answer, from_json)):
                 return self._assigned
         answer = self._ask("assignment")
         if answer is None:

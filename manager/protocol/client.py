@@ -15,6 +15,8 @@ from socket import socket
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
+from pydantic_core import from_json
+
 from manager.errors import ManagerRefused, ManagerUnavailable
 from manager.protocol.http_answer import ParsedAnswer
 
@@ -33,7 +35,7 @@ class Answer:
 
     def json(self) -> Any:
         """The body. Raises ValueError when it is not JSON."""
-        return json.loads(self.content)
+        return from_json(self.content)
 
 
 class Network(Protocol):
