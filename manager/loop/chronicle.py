@@ -44,6 +44,8 @@ class Chronicle:
         self._reported = {
             (outcome.key, outcome.group): _content(outcome) for outcome in outcomes if outcome.kind in _REPEATED
         }
+        if not outcomes:  # mostly so
+            return ()
         first_id = uuid.uuid4().int & ~_OF_A_TICK
         return tuple(
             DecisionRecord(
