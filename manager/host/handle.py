@@ -119,15 +119,23 @@ class VmHandle:
         """Those of vCPUs and I/O threads."""
         return [tid for _, tid in (*self._threads.vcpus, *self._threads.iothreads)]
 
-    def find_threads(self) -> None:
-        """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
+    def find_threads(self, *, afresh: bool = True) -> None:
+        """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError.
+
+        Unless ``afresh``, what was read of them holds where they are the same.
+        """
         self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through
         folder, cpu, before = self._cgroup.cpu_folder, self._cgroup.cpu, self._threads.vcpus
         if self._group_threads is None and folder and cpu:
             self._group_threads = emulator_threads(folder, cpu)
         threads = process.find_threads(self._paths, self.instance.pid, self._group_threads)
-        self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
-        self._place = batch_group.place(folder, cpu)
+        nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
+        place = batch_group.place(folder, cpu)
+        others = [self.instance.pid, *(tid for _, tid in threads.iothreads)]
+        held = self._times is None or self._times.holds([tid for _, tid in threads.vcpus], others)
+        if held and not afresh and (threads, nodes, place) == (self._threads, self._nodes, self._place):
+            return
+        self._nodes, self._place = nodes, place
         if threads.vcpus != before or not self._schedstat_fds:
             self._close_schedstats()
         if before and threads.vcpus != before:
@@ -144,8 +152,7 @@ class VmHandle:
         self._vcpus = tuple((index, tid, self._schedstat_fds.get(tid)) for index, tid in threads.vcpus)
         self._vcpu_indexes = tuple(index for index, _ in threads.vcpus)
         if self._times is not None:
-            iothreads = [tid for _, tid in threads.iothreads]
-            self._times.hold([tid for _, tid in threads.vcpus], [self.instance.pid, *iothreads])
+            self._times.hold([tid for _, tid in threads.vcpus], others)
 
     def read(self, afresh: bool = True) -> VmState:
         """All settings and counters of the VM now; for ``afresh`` see ``HostPort``. Raises VmVanished, HostError."""

@@ -407,7 +407,7 @@ class KernelHost:
             handle, seen = held
             if seen is generation:
                 return handle
-            handle.find_threads()
+            handle.find_threads(afresh=seen[1] is not generation[1])
         self._handles[instance] = (handle, generation)
         self._asked = _LastAsked()
         return handle

@@ -52,7 +52,7 @@ def start_ticks(paths: HostPaths, pid: int) -> int | None:
     Raises HostError when that cannot be known, such as for want of file descriptors.
     """
     try:
-        text = read_small(f"{paths.process(pid)}/stat")
+        text = read_small(f"{paths.processes}/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:

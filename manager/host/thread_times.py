@@ -191,10 +191,14 @@ class VmTimes:
         self._marks: list[int] | None = None
         self._changes = -1
 
+    def holds(self, vcpus: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether these are the threads that it looks at, and none of them has ended."""
+        return (*vcpus, *others) == self._tids and threads.ENDED not in self._times.marks[self._begin : self._end]
+
     def hold(self, vcpus: Sequence[int], others: Sequence[int]) -> None:
         """Look at these threads, by their ids, from the next look on. Where that fails, nothing of them is known."""
         tids = (*vcpus, *others)
-        if tids == self._tids and threads.ENDED not in self._times.marks[self._begin : self._end]:
+        if self.holds(vcpus, others):
             return
         self.close()
         try:

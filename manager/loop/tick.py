@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from manager.control.batch import BatchMemory
 from manager.control.diff import HostValues, diff
@@ -36,6 +37,8 @@ from manager.model.warp import NO_WARPS, Mechanism, WarpPlan
 from manager.model.window import SlaState, Window
 from policies.base import Policy
 
+_LookedAt = tuple[Mapping[str, VmInstance], Mapping[str, Collection[int]], Mapping[str, Collection[int]]]
+"""By name of managed VMs: those that run, their taps, and the pCPUs that critical ones are pinned to."""
 _HOST_RELEASED = "host released"
 _OF_CPU_GROUPS = of_family(Family.CPU_GROUP)
 _CALM = frozenset({SlaState.MET, SlaState.NO_DATA})
@@ -111,6 +114,8 @@ class ControlLoop:
         self._replugged = 0  # ticks that it still counts for
         self._planned: tuple[Observation, Callable[[], Plan]] | None = None  # the last plan, without what is held
         self._were_read: tuple[Sequence[VmInstance], frozenset[VmInstance]] = [], frozenset()
+        self._looked_at_for: tuple[object, ...] = (None,) * 4
+        self._looked_at_then: _LookedAt = {}, {}, {}
         self._ways: tuple[tuple[Goal, ...], ...] | None = None
         self._way: int | None = None
 
@@ -330,13 +335,23 @@ class ControlLoop:
         self._look(result.reading, result.specs, result.snapshot)
 
     def _look(self, reading: Reading, specs: Mapping[str, VmSpec], snapshot: Snapshot, whole: bool = False) -> None:
-        taps_of, states = self.host.taps(), reading.states
-        instances = {spec.name: states[domain].instance for domain, spec in specs.items()}
-        taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()}
-        pins = {view.name: view.pinned for view in snapshot.vms if view.critical}
+        instances, taps, pins = self._looked_at(reading, specs, snapshot)
         decides = snapshot.host.memory.in_use or snapshot.host.disk.in_use
         calm = not decides and all(view.sla_state in _CALM for view in snapshot.applications)
         self._resources.look(instances, taps, pins.keys(), whole, pins, calm)
+
+    def _looked_at(self, reading: Reading, specs: Mapping[str, VmSpec], snapshot: Snapshot) -> _LookedAt:
+        """The same objects while nothing has changed that they follow from."""
+        taps_of, states = self.host.taps(), reading.states
+        of = specs, self._read_now(reading), taps_of, reading.knobs
+        if not all(map(is_, of, self._looked_at_for)):
+            self._looked_at_for = of
+            self._looked_at_then = (
+                {spec.name: states[domain].instance for domain, spec in specs.items()},
+                {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()},
+                {view.name: view.pinned for view in snapshot.vms if view.critical},
+            )
+        return self._looked_at_then
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -319,4 +320,25 @@ def test_threads_are_looked_for_at_each_listing(root: Root, qemu: QemuLike) -> N
     assert len(host.read(instance).vcpus) == 2, "there are as many as before"
     watch.domains = Domains({}, generation=1)
     assert len(host.read(instance).vcpus) == 3
+    host.forget(frozenset())
+
+
+def test_pins_are_not_read_again_at_a_listing_that_finds_the_same_threads(
+    root: Root, qemu: QemuLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch()
+    host = KernelHost(root.paths, watch)  # type: ignore[arg-type]
+    host.read(qemu.instance, afresh=False)
+    asked, really = Counter[int](), os.sched_getaffinity
+
+    def ask(tid: int) -> set[int]:
+        asked[tid] += 1
+        return really(tid)
+
+    monkeypatch.setattr(os, "sched_getaffinity", ask)
+    for generation in range(1, PINS_EVERY + 1):
+        watch.domains = Domains({}, generation=generation)
+        host.look()
+        host.read(qemu.instance, afresh=False)
+    assert set(asked.values()) == {1}, "at every so many readings, as between listings"
     host.forget(frozenset())
