@@ -156,6 +156,16 @@ def test_faults_are_looked_up_once_something_waited_for_memory_or_had_a_fault(v2
     assert same(found, major_faults=9), "and now and then in any case"
 
 
+def test_without_pressure_faults_are_looked_up_once_something_was_read_or_had_a_fault(v2: Tree) -> None:
+    group, resources = f"sys/fs/cgroup/{SCOPE}", v2.open()
+    v2.remove(f"{group}/memory.pressure")
+    assert same(resources.vm(WEB), refaults=12)
+    v2.write({f"{group}/memory.stat": V2.replace(b"pgmajfault 3", b"pgmajfault 8")})
+    assert same(resources.vm(WEB), major_faults=3), "nothing says that there were any"
+    v2.write({f"proc/{WEB.pid}/io": IO.replace(b"100", b"4196")})
+    assert same(resources.vm(WEB), major_faults=8)
+
+
 @pytest.mark.parametrize("text", [b"", b"garbage", b"some total=\n", b"\xff\xfe\n" * 10])
 def test_files_without_sense_count_nothing(v2: Tree, text: bytes) -> None:
     group = f"sys/fs/cgroup/{SCOPE}"

@@ -28,7 +28,7 @@ from manager.host.resources.counter_texts import blkio, faults, io_stat, pressur
 from manager.host.resources.held_file import HeldFile
 from manager.host.resources.perf_events import GroupCounters
 from manager.model.host import VmInstance
-from manager.model.resource_use import DiskCounters, Pressures, VmCounters, WorkCounters
+from manager.model.resource_use import ALL_DISKS, DiskCounters, Pressures, VmCounters, WorkCounters
 
 _SHORT = 512
 SELDOM = 24
@@ -40,9 +40,11 @@ DiskReader = Callable[[], Mapping[str, DiskCounters] | None]
 
 
 class _Faults(NamedTuple):
-    """Major faults and refaults of a group when it had waited for memory so long, and its process had so many."""
+    """Major faults and refaults of a group when it had waited for memory so long (without PSI: its process had read so
+    many bytes), and its process had so many.
+    """
 
-    waited_us: int | None
+    waited: int | None
     of_process: int | None
     major: int | None
     refaults: int | None
@@ -112,12 +114,19 @@ class VmCounterFiles:
 
         To read them takes two fifths of the CPU time of a reading. While nothing in the group waited for memory and its
         process had no fault they are taken to be as they were; refaults that nobody waited for come with the next one.
+        Without PSI, while its process had no fault and read nothing: what comes back into memory is read.
         """
         then = self._faults_then
-        if seldom or waited_us is None or (waited_us, process_faults) != then[:2]:
+        waited = self._read_bytes() if waited_us is None else waited_us
+        if seldom or waited is None or (waited, process_faults) != then[:2]:
             read = faults(_text(self._memory) or b"")
-            self._faults_then = then = _Faults(waited_us, process_faults, *read)
+            self._faults_then = then = _Faults(waited, process_faults, *read)
         return then.major, then.refaults
+
+    def _read_bytes(self) -> int | None:
+        """What its process read from disks and network file systems; None: not known."""
+        disks = process_io(self._process_io.read(_SHORT) or b"")
+        return None if disks is None else disks[ALL_DISKS].read_bytes
 
     def count_work(self, pcpus: Iterable[int]) -> bool:
         """Count instructions from now on, on these pCPUs; False where that cannot be."""
