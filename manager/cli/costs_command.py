@@ -40,7 +40,7 @@ def costs(settings: Settings, name: str, reset: bool, as_json: bool, **options: 
     client, path = connect(settings), f"/hosts/{name}"
     given = given_costs(options)
     wanted = asdict(STUDY_COSTS) | given if reset else given
-    host = client.request("PATCH", path, body={"costs": wanted}).json() if wanted else client.get(path)
+    host = client.change("PATCH", path, {"costs": wanted}) if wanted else client.get(path)
     known = asdict(costs_of(host, {}))
     table = Table("cost", "value", "study", title=f"Costs of {name}")
     for cost, value in known.items():

@@ -115,7 +115,7 @@ def ask(client: ManagerClient, host: str, body: dict[str, Any]) -> dict[str, Any
     """The manager's answer, waiting while it computes another one. Raises ManagerUnavailable."""
     for left in reversed(range(_TRIES)):
         try:
-            answer: dict[str, Any] = client.request("POST", f"/hosts/{host}/admission", body=body).json()
+            answer = client.change("POST", f"/hosts/{host}/admission", body)
         except ManagerRefused as refused:
             if refused.status != HTTPStatus.SERVICE_UNAVAILABLE or not left:
                 raise

@@ -166,7 +166,7 @@ host.add_command(costs)
 @click.argument("name", type=ObjectName())
 def replace(settings: Settings, name: str) -> None:
     """Let the agent that was refused serve the host NAME."""
-    answer = connect(settings).request("POST", f"/hosts/{name}/replace-agent").json()
+    answer = connect(settings).change("POST", f"/hosts/{name}/replace-agent")
     say(f"{name} is served by agent {answer['agent_instance']}")
 
 

@@ -88,7 +88,7 @@ def dismiss(settings: Settings, number: str, as_json: bool) -> None:
 def _decide(settings: Settings, number: str, what: str, as_json: bool) -> None:
     if not number.isdecimal():
         raise click.UsageError(f"NUMBER {number!r} is refused: use the number of a proposal, such as 12")
-    proposal = connect(settings).request("POST", f"/proposals/{number}/{what}").json()
+    proposal = connect(settings).change("POST", f"/proposals/{number}/{what}")
     move = f"{proposal['vm']} from {proposal['source']} to {proposal['destination']}"
     output(as_json, proposal, f"Proposal {number}, {move}: {proposal['state']}.")
 

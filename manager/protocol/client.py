@@ -164,13 +164,20 @@ class ManagerClient:
 
     def get(self, path: str, **params: str) -> Any:
         """The JSON answer of a GET. Raises ManagerUnavailable, also when the answer is no object of JSON."""
+        return self._object(self.request("GET", path, params=params))
+
+    def change(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """The JSON answer to a request that changes something. Raises ManagerUnavailable as ``get``."""
+        return self._object(self.request(method, path, body=body))
+
+    def _object(self, answer: Answer) -> dict[str, Any]:
         try:
-            answer = self.request("GET", path, params=params).json()
+            content = answer.json()
         except ValueError as error:
             raise self._no_manager(f"{error}") from error
-        if not isinstance(answer, dict):
-            raise self._no_manager(f"with {type(answer).__name__} in place of an object")
-        return answer
+        if not isinstance(content, dict):
+            raise self._no_manager(f"with {type(content).__name__} in place of an object")
+        return content
 
     def items(self, path: str, limit: int | None = None, **params: str) -> list[Any]:
         """All items of a paginated list, or the first ``limit``."""

@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -189,17 +190,29 @@ def test_two_answers_to_one_question_are_none() -> None:
             http_answer.ParsedAnswer(ours).begin()
 
 
+@dataclass
+class Other:
+    """Something that answers, and is no manager."""
+
+    content: bytes
+
+    def exchange(self, *_: object) -> Answer:
+        return Answer(200, Message(), self.content)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null", b'{"hello": 1}', b'{"items": {}, "next": ""}'])
 def test_what_is_no_list_of_a_managers(content: bytes) -> None:
-    class Other:
-        def exchange(self, *_: object) -> Answer:
-            return Answer(200, Message(), content)
-
-        def close(self) -> None:
-            pass
-
     with pytest.raises(ManagerUnavailable, match="http://m answers, but not as a manager does"):
-        ManagerClient("http://m", "", Other()).items("/vms")
+        ManagerClient("http://m", "", Other(content)).items("/vms")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null"])
+def test_a_change_that_is_answered_by_something_else(content: bytes) -> None:
+    with pytest.raises(ManagerUnavailable, match="http://m answers, but not as a manager does"):
+        ManagerClient("http://m", "", Other(content)).change("POST", "/proposals/1/approve")
 
 
 def test_nobody_there() -> None:
