@@ -159,7 +159,8 @@ def live_through(agent: SimulatedAgent, past: SimulatedAgent, clock: PastClock, 
     for _ in range(ticks):
         past.tick()
         clock.pass_s(interval_s)
-    return sum(map(len, agent.outbox.peek(1_000_000, 1_000_000_000_000).fields.values()))
+    waiting = agent.outbox.peek(1_000_000, 1_000_000_000_000)
+    return sum(map(len, waiting.fields.values())) + len(waiting.fresh)
 
 
 def know_managers(addresses: Sequence[str], port: int) -> None:

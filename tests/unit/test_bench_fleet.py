@@ -72,15 +72,20 @@ def test_an_earlier_life_leaves_its_history_with_the_agent(tmp_path: Path) -> No
     past.telemetry.configure([Application("shop", ())], 5.0, {}, {})
     waited = live_through(agent, past, clock, 24, 5.0)
     past.close()
-    waiting = agent.outbox.peek(1000, 1_000_000).fields
+    waiting = agent.outbox.peek(1000, 1_000_000)
     agent.close()
-    times_s = [tick["time_s"] for tick in waiting[ItemKind.TICK]]
+
+    def times_of(kind: ItemKind, name: str) -> list[float]:
+        written = [fields[name] for fields in waiting.fields[kind]]
+        return written + [getattr(item, name) for fresh, item in waiting.fresh if fresh is kind]
+
+    times_s = times_of(ItemKind.TICK, "time_s")
     assert times_s == [1_000_000.0 + 5 * number for number in range(24 - len(times_s), 24)]
     assert len(times_s) >= 23, "of the first nobody knows yet how busy the host was"
-    ends_s = [window["end_s"] for window in waiting[ItemKind.WINDOW]]
+    ends_s = times_of(ItemKind.WINDOW, "end_s")
     assert ends_s == [1_000_000.0 + 5 * number for number in range(len(ends_s))]
     assert len(ends_s) >= 20, "all but those that are still open"
-    assert waited == sum(map(len, waiting.values()))
+    assert waited == sum(map(len, waiting.fields.values())) + len(waiting.fresh)
 
 
 def test_draws_differ() -> None:
