@@ -37,7 +37,7 @@ from tests.bench.figures import STAT, Spread, host_cpu_s, machine, undone_when_t
 from tests.bench.fleet_lists import Fleet
 from tests.bench.fleet_lists import fill as fill_lists
 from tests.bench.paints import times_of
-from tests.e2e.browser import Visits, chromium
+from tests.e2e.browser import PEOPLES, Visits, chromium, installed
 from tests.e2e.past import live_through
 from tests.e2e.service import Service
 from tests.postgres import postgres_server
@@ -221,7 +221,7 @@ def run(parts: Sequence[str], loads: int, seconds: float) -> tuple[list[Load], l
     """The measurements of some parts."""
     painted: list[Load] = []
     looked: list[Idle] = []
-    with chromium() as browser, tempfile.TemporaryDirectory() as sessions:
+    with chromium(installed(PEOPLES)) as browser, tempfile.TemporaryDirectory() as sessions:
         visits = Visits(browser, Path(sessions))
         for applications in APPLICATIONS if "fleet" in parts else ():
             with fleet_of(applications) as service:

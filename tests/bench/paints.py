@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Page, expect
 
-from tests.e2e.browser import chromium, sign_in
+from tests.e2e.browser import PEOPLES, chromium, installed, sign_in
 from tests.e2e.service import PASSWORD, USERS
 
 _SETTLED_MS = 100
@@ -52,7 +52,7 @@ def page_loads(url: str, client: httpx.Client, folder: Path) -> Iterator[Callabl
     """
     client.post("/users", json={"name": USERS["viewer"], "role": "viewer", "password": PASSWORD}).raise_for_status()
     state = folder / "signed-in.json"
-    with chromium() as browser:
+    with chromium(installed(PEOPLES)) as browser:
         context = browser.new_context(base_url=url)
         page = context.new_page()
         page.goto("/sign-in")

@@ -35,6 +35,7 @@ from tests.postgres import PostgresServer, postgres_server
 DEADLINE_S = 60.0
 HOST, SCENARIO, NAME = "chaos1", "spike", "manager.chaos"
 INTERVAL_S = 0.5
+_AWAY = "cannot be migrated: connection "
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class Site:
             (self.agent_state / SIMULATED_FILE).touch()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.started: dict[str, datetime] = {}
+        self._manager_log_at = 0
         clean = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
         given = {"STATE_DIR": self.state, "HOST_NAME": HOST, "INTERVAL_S": INTERVAL_S, "SYNC_S": 0.2, "STALE_S": 30}
         shared = clean | _variables(given)
@@ -145,6 +147,7 @@ class Site:
         """The first answer that is not empty."""
         deadline_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline_s:
+            self._restart_manager()
             with contextlib.suppress(ManagerUnavailable), closing(self.client()) as client:
                 if found := what(client):
                     return found
@@ -153,7 +156,8 @@ class Site:
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        log = self.folder / "log"
+        return log.read_text() if log.exists() else ""
 
     def start(self, name: str) -> None:
         """Start ``manager`` or ``agent``."""
@@ -165,11 +169,21 @@ class Site:
             else (self.agent_command, self.agent_environment)
         )
         self.started[name] = datetime.now(UTC)
+        if name == "manager":
+            self._manager_log_at = len(self.log)
         with (self.folder / "log").open("ab") as log:
             self._processes[name] = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
 
+    def _restart_manager(self) -> None:
+        """Start the manager again as systemd does, where its database was away when it started."""
+        process = self._processes.get("manager")
+        if process is not None and process.poll() and _AWAY in self.log[self._manager_log_at :]:
+            self.start("manager")
+
     def kill(self, name: str) -> None:
         """End it as the kernel does that has no memory left."""
+        if name == "manager":
+            self._restart_manager()
         process = self._processes.pop(name)
         assert process.poll() is None, f"{name} ended by itself\n{self.log[-3000:]}"
         process.kill()

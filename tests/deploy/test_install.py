@@ -108,8 +108,9 @@ def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
 
     (tmp_path / "var/lib/equipoise").mkdir(parents=True)
     (tmp_path / "var/lib/equipoise/journal.db").touch()
-    install("--root", tmp_path, "--prefix", "/opt/other", "--uninstall")
-    kept = {"etc/equipoise/equipoise.toml", "etc/equipoise/manager.toml", "var/lib/equipoise/journal.db"}
+    said = install("--root", tmp_path, "--prefix", "/opt/other", "--uninstall")
+    assert f"{tmp_path / PROFILE} was changed, and stays" in said
+    kept = {"etc/equipoise/equipoise.toml", "etc/equipoise/manager.toml", "var/lib/equipoise/journal.db", PROFILE}
     assert set(files(tmp_path)) == kept
     assert not venv.exists()
     assert not (tmp_path / "etc/libvirt/hooks/qemu.d").exists()
@@ -153,6 +154,8 @@ mark again; before=$(cat /etc/equipoise/token); again
 mark tokens; equipoise token list --config /etc/equipoise/manager.toml
 echo 'host_name = "kvm7"' >>/etc/equipoise/equipoise.toml; : >/etc/equipoise/token; again
 mark named; equipoise token list --config /etc/equipoise/manager.toml
+mark lost; mv /etc/equipoise/token /run
+deploy/install --both --no-packages --wheels /run/wheels 2>&1 || echo refused; mv /run/token /etc/equipoise
 mark settings; equipoise config | grep -E 'token_file|manager_url'
 mark uninstall; deploy/install --uninstall
 ls -d /opt/equipoise /usr/local/bin/equipoise /usr/lib/systemd/system/equipoise-* 2>/dev/null || echo gone
@@ -174,6 +177,7 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert parts["again"].split("\n")[:2] == ["same token", "new token"]
     assert "agent-" in parts["tokens"]
     assert re.search(r"agent-kvm7 .* kvm7 ", parts["named"])
+    assert parts["lost"].endswith("token revoke --config /etc/equipoise/manager.toml agent-kvm7\nrefused\n")
     assert "/etc/equipoise/token" in parts["settings"]
     assert "nothing to restore" in parts["uninstall"]
     assert "gone" in parts["uninstall"].splitlines()
