@@ -66,6 +66,7 @@ def _printing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        sys.stdout = None  # Python would write the rest again at its end, fail, and say so with status 120
         raise EquipoiseError(f"standard output cannot be written: {error.strerror}") from error
 
 

@@ -162,15 +162,16 @@ def test_what_is_no_token_is_named_and_not_shown(tmp_path: Path, monkeypatch: py
         assert "eqp_" not in result.output
 
 
+def redirected_to(where: str, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell, with a buffer for what it prints, whatever holds here."""
+    line = f"{shlex.quote(sys.executable)} -m manager.cli {command} {where}"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    return subprocess.run(["sh", "-c", line], env=buffered, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
 def test_a_token_that_cannot_be_printed_is_not_made(redirected: str) -> None:
-    make = "token create --role viewer --name lost"
-    done = subprocess.run(
-        ["sh", "-c", f"{shlex.quote(sys.executable)} -m manager.cli {make} {redirected}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = redirected_to(redirected, "token create --role viewer --name lost")
     assert done.returncode == 1
     assert done.stderr.startswith("equipoise: standard output")
     assert "lost" not in call("token", "list").output
@@ -179,8 +180,7 @@ def test_a_token_that_cannot_be_printed_is_not_made(redirected: str) -> None:
 @pytest.mark.parametrize("command", ["config", "config --json", "sim list"])
 @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
 def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(command: str, redirected: str) -> None:
-    line = f"{shlex.quote(sys.executable)} -m manager.cli {command} {redirected}"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    done = redirected_to(redirected, command)
     assert done.returncode == 1
     assert done.stderr.startswith("equipoise: standard output")
     assert len(done.stderr.splitlines()) == 1
