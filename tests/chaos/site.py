@@ -32,7 +32,7 @@ from tests.chaos.relay import Relay
 from tests.ports import reserved_ports
 from tests.postgres import PostgresServer, postgres_server
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 HOST, SCENARIO, NAME = "chaos1", "spike", "manager.chaos"
 INTERVAL_S = 0.5
 _AWAY = "cannot be migrated: connection "

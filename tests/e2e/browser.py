@@ -22,7 +22,7 @@ from playwright.sync_api import (
 
 from tests.e2e.service import PASSWORD, USERS, Service
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 OFFLINE = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 PEOPLES = ("chromium", "google-chrome")

@@ -23,7 +23,7 @@ from manager.store.database import open_database
 from manager.store.tokens import Role
 from tests.ports import reserved_ports
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 HOST = "sim1"
 PASSWORD = "correct horse battery"
 USERS = {"viewer": "vera", "operator": "otto", "admin": "ada"}

@@ -27,7 +27,7 @@ from manager.protocol.client import ManagerClient
 from tests.lab_turn import lab_turn
 
 HOST = "live"
-WAIT_S = 30.0
+WAIT_S = 90.0
 START_S = 90.0
 """Beside busy emulated VMs a process may take half a minute to start."""
 LIVE_PREFIX = f"{PREFIX}live-"

@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 INTERVAL_S = 0.25
-WAIT_S = 30.0
+WAIT_S = 90.0
 HOUR_S, YEAR_S = 3600, 365 * 86_400
 SCENARIO = """
 summary = "One application beside batch"

@@ -28,7 +28,7 @@ from tests.ports import reserved_ports
 from tests.security.certificates import authority, certificate
 from tests.security.floods import Cost, Flood, address, connected, probe_of, watched
 
-START_S = 60.0
+START_S = 120.0
 HEAD = b"POST /api/v1/hosts/kvm1/report HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -194,7 +194,7 @@ def test_tls_handshakes_that_stop_half_way(tls_manager: Target, many: bool) -> N
         for _ in cost.lasting(2):
             pass
     # One that has not shaken hands yet is closed for newer ones; from many addresses it looks like these.
-    cost.judge(turned_away=1 if many else 0)
+    cost.judge(turned_away=len(cost.answers) // 5 if many else 0)
 
 
 def test_streams(manager: Target) -> None:

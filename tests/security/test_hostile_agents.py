@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
 )
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 HOSTILE = "[/x] [bold]met[/bold] \x1b]0;title\x07\x1b[2J \x9b31m \u202egnp.exe \u2028forged"
 SCENARIO = """
 summary = "One application"

@@ -29,7 +29,7 @@ from tests.security.floods import Flood, probe_of, watched
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a real agent needs root")
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 WORD = "wOrD-of-an-internal-server"
 METADATA = "169.254.169.254"
 SPY = """
