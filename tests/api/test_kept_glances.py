@@ -19,7 +19,7 @@ from manager.store.latest_glances import latest_glances
 from manager.store.models import ApplicationRow, HostRow
 from tests.api.conftest import HOST, Api, report, status, window
 from tests.api.test_live_reports import AGENT, live, make_fleet, seen, send
-from tests.conftest import KINDS
+from tests.conftest import KINDS, SLOW_MACHINE
 
 SLOT_S = 5
 OTHER = "kvm2"
@@ -146,7 +146,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5 if SLOW_MACHINE else 15, deadline=None)
 @given(steps=STEPS)
 def test_lists_do_not_depend_on_what_is_kept(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
