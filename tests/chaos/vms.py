@@ -263,7 +263,7 @@ def running_vms(folder: Path, config: pytest.Config) -> Iterator[VmSite]:
             for vm in VMS:
                 host.start(vm)
             for vm in VMS:
-                host.wait_ready(vm)
+                host.wait_ready(vm, 2 * DEADLINE_S)
         assert all(map(is_untouched, VMS)), [held(vm) for vm in VMS]
         server = stack.enter_context(crash_safe_server())
         machine = Machine({"SYSLOG_LISTEN_PORT": 0}, register, disk.folder)

@@ -142,6 +142,7 @@ def test_equipoise_itself_runs_beside_the_vms_and_leaves_no_group_behind(vms: di
     running = service.run()
     kill_all(running)
     assert group.exists(), "nobody was left to remove it"
+    until(lambda: not (group / "cgroup.procs").read_text(), "what the manager had started to end")
     service.cli("release")
     assert not group.exists()
 

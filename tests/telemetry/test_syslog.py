@@ -203,7 +203,7 @@ def test_a_real_nginx_by_syslog_and_by_file_through_a_rotation(running: Running,
     lines = len(server.log.read_text().splitlines()) + len(server.log.with_suffix(".1").read_text().splitlines())
     for status in (running.status("syslog"), running.status("file")):
         assert (status.state, status.malformed, status.refused, status.late) == (SourceState.OK, 0, 0, 0)
-        assert lines - unseen <= status.accepted < lines
+        assert lines - unseen <= status.accepted <= lines  # the first packet may have waited until there was a source
     slots = running.sources.slots()["shop"]
     assert sum(slot.histogram.count for slot in slots) == sum(slot.requests for slot in slots)
     assert slots[-1].percentile_ms(50) == pytest.approx(0.5, rel=0.02), "an answer at once takes less than 1 ms"
