@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from manager.store.database import Database, open_database
 from manager.store.models import Base
+from tests.deadline import NO_TIME_LEFT, left_s, note_left_out
 from tests.postgres import PostgresServer, postgres_server
 
 # No deadlines: machines are shared. In continuous integration the same examples each time, so that a red run is about
@@ -37,6 +38,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before any of its fixtures is made."""
+    if left_s() <= 0:
+        pytest.skip(NO_TIME_LEFT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes, whose reports all come to the first
+        return
+    skipped = terminalreporter.stats.get("skipped", [])
+    note_left_out(report.nodeid for report in skipped if NO_TIME_LEFT in str(report.longrepr))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ by side: each keeps one of this machine's CPUs busy, and the time of those that 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.commands import LabError
+from tests.deadline import NO_TIME_LEFT, left_s
 from tests.kernel.machine import Run, run_tests
 from tests.kernel.machines import MACHINES, SCHED_EXT, with_image
 
@@ -91,19 +93,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def run_chosen(name: str, nodeids: Sequence[str], image: Path | None) -> Run:
     """What came of them, if only why there is no guest."""
+    machine = with_image(MACHINES[name], image) if image else MACHINES[name]
+    if (seconds := left_s()) <= 0:
+        return Run("", trouble=NO_TIME_LEFT)
     try:
-        return run_tests(with_image(MACHINES[name], image) if image else MACHINES[name], nodeids)
+        run = run_tests(dataclasses.replace(machine, timeout_s=min(machine.timeout_s, seconds)), nodeids)
+        return dataclasses.replace(run, trouble=NO_TIME_LEFT) if run.trouble and left_s() <= 0 else run
     except (LabError, OSError) as error:
         return Run("", trouble=f"no guest could be made: {error}")
 
 
 def reports_of(item: pytest.Item, run: Run) -> list[pytest.TestReport]:
-    """A test's reports, and one more, with the end of the guest's console, when the test did not end."""
+    """A test's reports, and one more, with the end of the guest's console, when the test did not end: in time, if it
+    was given that.
+    """
     reports = [
         item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
         for data in run.reports.get(item.nodeid, ())
     ]
-    if not run.complete(item.nodeid):
+    if not run.complete(item.nodeid) and run.trouble == NO_TIME_LEFT:
+        path, line, _name = item.location
+        skipped = str(path), line or 0, f"Skipped: {NO_TIME_LEFT}"
+        reports.append(pytest.TestReport(item.nodeid, item.location, {}, "skipped", skipped, "call"))
+    elif not run.complete(item.nodeid):
         state = "began but did not end" if run.running == item.nodeid else "did not run"
         text = f"this test {state}: {run.trouble or 'the guest told nothing of it'}"
         keywords = dict.fromkeys(item.keywords, 1)

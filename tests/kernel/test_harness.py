@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import TestReport
 
 from deploy.lab.commands import LabError
-from tests.kernel.conftest import INSIDE, reports_of
+from tests.deadline import NO_TIME_LEFT
+from tests.kernel.conftest import INSIDE, reports_of, run_chosen
 from tests.kernel.machine import BOOTS, Machine, Run, boot, parse, run_tests
 from tests.kernel.machines import MACHINES
 
@@ -121,6 +123,21 @@ def test_a_test_without_a_result_fails(run: Run, text: str, request: pytest.Fixt
     (only,) = reports_of(item, run)
     assert (only.outcome, only.when, only.longrepr) == ("failed", "call", text)
     assert only.sections == [("Guest console", "booted\npanic")]
+
+
+def test_a_test_that_had_no_time_left_is_skipped(request: pytest.FixtureRequest) -> None:
+    item, ended = request.node, TestReport("x", ("x", 0, "x"), {}, "failed", "why", "teardown")
+    (only,) = reports_of(item, Run("", trouble=NO_TIME_LEFT))
+    assert only.skipped
+    assert NO_TIME_LEFT in str(only.longrepr)
+    data = request.config.hook.pytest_report_to_serializable(config=request.config, report=ended)
+    (kept,) = reports_of(item, Run("", {item.nodeid: [data]}, trouble=NO_TIME_LEFT))
+    assert kept.failed, "it ended before"
+
+
+def test_no_guest_is_booted_with_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTS_UNTIL_S", "1")
+    assert run_chosen("resctrl", ["any"], None) == Run("", trouble=NO_TIME_LEFT)
 
 
 def test_every_folder_of_tests_has_a_machine() -> None:
