@@ -7,9 +7,11 @@ import json
 import logging
 import random
 import socket
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from http.client import HTTPException
@@ -48,6 +50,11 @@ class History:
     """Asks for the history of so many minutes, made by the agents' own code as if it were that time."""
 
     minutes: float
+
+
+@dataclass(frozen=True, slots=True)
+class HowMuchWaits:
+    """Asks for how many items all agents have not delivered, as far as these are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,13 @@ def live_through(agent: SimulatedAgent, past: SimulatedAgent, clock: PastClock, 
     return sum(map(len, waiting.fields.values())) + len(waiting.fresh)
 
 
+def written_of(folder: Path) -> int:
+    """How many items wait in an agent's folder."""
+    with closing(sqlite3.connect(folder / "outbox.db")) as database:
+        [count] = database.execute("SELECT count(*) FROM waiting").fetchone()
+    return int(count)
+
+
 def know_managers(addresses: Sequence[str], port: int) -> None:
     """Let this process find the managers by their name."""
     ask = socket.getaddrinfo
@@ -210,17 +224,20 @@ class FaultDriver:
         self._ticks.append((host, time.monotonic()))
 
     def run(self, pipe: Connection) -> None:
-        """Tick until something is received that is not understood; say how much waits once a history is made."""
+        """Tick until told something else; say how much waits when asked, or when a history is made."""
         begun_s, interval_s, hosts = time.monotonic(), self._orders.interval_s, self._orders.hosts
         due = [(begun_s + interval_s * place / len(hosts), host) for place, host in enumerate(hosts)]
         making: Future[int] | None = None
-        with ThreadPoolExecutor(1) as maker:  # one, so that ticks do not wait for it
+        with ThreadPoolExecutor(1) as maker:  # one of its own, so that ticks do not wait for it
             while True:
                 if pipe.poll(max(due[0][0] - time.monotonic(), 0)):
                     order = pipe.recv()
-                    if not isinstance(order, History):
+                    if isinstance(order, History):
+                        making = maker.submit(self._make, order)
+                    elif isinstance(order, HowMuchWaits):
+                        making = maker.submit(self._waits)
+                    else:
                         return
-                    making = maker.submit(self._make, order)
                 if making is not None and making.done():
                     pipe.send(making.result())
                     making = None
@@ -240,6 +257,9 @@ class FaultDriver:
             waiting += live_through(agent, past, clock, ticks, orders.interval_s)
             past.close()
         return waiting
+
+    def _waits(self) -> int:
+        return sum(written_of(self._orders.folder / host) for host in self._agents)
 
     def end(self) -> Seen:
         """Deliver what is left, and say what was seen."""

@@ -1,7 +1,7 @@
 """Faults of a fleet's managers and database under load: what is lost, what control notices, and when all is well again.
 
     python -m tests.bench.fleet_faults [--hosts 60] [--vms 20] [--interval-s 5] [--fault-s 40] [--away-s 300]
-        [--away-history-min 0] [--only worker machine ...] [--json FILE]
+        [--away-history-min 0] [--deliver-s 1800] [--only worker machine ...] [--json FILE]
 
 Agents are those of ``tests.bench.fleet``, with the product's own timing of exchanges. They find two managers by one
 name: one of three processes, one of two. These share a PostgreSQL that a second one follows (synchronous replication).
@@ -16,7 +16,8 @@ follow each other:
     away      all managers are killed; they start again after ``--away-s``. With ``--away-history-min 60`` each
               agent then has an hour's history waiting, made in advance by the agents' own code with clocks set back
 
-After each everything has ``--calm-s`` seconds. In the end what was acknowledged to any agent is compared with what is
+After each everything has ``--calm-s`` seconds, and after ``away`` until agents have delivered what had waited, at most
+``--deliver-s``. In the end what was acknowledged to any agent is compared with what is
 stored. Everything shares this machine, so times are those of a fleet whose machines are as busy as this one.
 """
 
@@ -47,7 +48,7 @@ from manager.model.packed_records import moment_of, unpack_decisions, unpack_tic
 from manager.store.database import open_database
 from manager.store.models import ApplicationRow
 from manager.store.windows import list_windows
-from tests.bench.fault_agents import History, Keys, Orders, Seen, drive
+from tests.bench.fault_agents import History, HowMuchWaits, Keys, Orders, Seen, drive
 from tests.bench.fault_figures import Found, Phase, Read, find
 from tests.bench.fault_servers import ServerPair, server_pair
 from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
@@ -66,6 +67,9 @@ DISK_MIB, HOST_DISK_MIB = 600, 3
 _MANY = 1_000_000  # more windows than an application has
 _LONGEST_OUTAGE_S = 10.0
 _NAMED = 5
+_LOOK_S = 10.0
+_AS_BEFORE = 1.2
+"""Delivered is what had waited once no more than so many times as much waits as before; each agent keeps its minute."""
 _TURNS = 3
 """A host reports every two intervals; one that is without an answer for so many has missed its turn."""
 
@@ -82,6 +86,7 @@ class Options:
     away_s: float
     faults: Sequence[str]
     away_history_min: float = 0.0
+    deliver_s: float = 0.0
     more: Sequence[str] = ()
     workers: tuple[int, int] = (3, 2)
 
@@ -174,7 +179,7 @@ class Site:
 
     def __init__(self, pair: ServerPair, managers: Managers, options: Options, agents: Sequence[Connection]) -> None:
         self._pair, self._managers, self._options, self._agents = pair, managers, options, agents
-        self.waited = 0
+        self.waited = self._before = 0
 
     def suffer(self, fault: str) -> None:
         """Let a fault happen, and repair it."""
@@ -212,6 +217,7 @@ class Site:
         self._pair.promote()
 
     def _away(self) -> None:
+        self._before = self._waiting()
         for number in range(len(ADDRESSES)):
             self._managers.kill(number)
         back_s = time.monotonic() + self._options.away_s
@@ -223,9 +229,26 @@ class Site:
 
     def _make_history(self) -> None:
         """All agents at once; returns when all have theirs."""
+        self.waited = self._asked(History(self._options.away_history_min))
+
+    def _waiting(self) -> int:
+        return self._asked(HowMuchWaits())
+
+    def _asked(self, order: History | HowMuchWaits) -> int:
+        """What all agents answer, added up."""
         for pipe in self._agents:
-            pipe.send(History(self._options.away_history_min))
-        self.waited = sum(pipe.recv() for pipe in self._agents)
+            pipe.send(order)
+        return sum(pipe.recv() for pipe in self._agents)
+
+    def wait_until_delivered(self, say: Callable[[str], None]) -> None:
+        """Wait until no more waits with agents than before managers were away, or too much time is gone."""
+        begun_s = time.monotonic()
+        while (gone_s := time.monotonic() - begun_s) < self._options.deliver_s:
+            waiting = self._waiting()
+            say(f"{gone_s:.0f} s later {waiting} items wait, {self._before} before")
+            if waiting <= _AS_BEFORE * self._before:
+                return
+            time.sleep(_LOOK_S)
 
 
 def read_stored(url: str) -> tuple[Keys, list[str]]:
@@ -292,6 +315,8 @@ def suffer_all(site: Site, options: Options) -> Iterator[Phase]:
             repaired_s, repaired_epoch_s = time.monotonic(), time.time()
             shown.update(task, description=f"{name}: calm")
             time.sleep(options.calm_s)
+            if name == "away":
+                site.wait_until_delivered(shown.console.print)
             shown.advance(task)
             yield Phase(name, begin_s, repaired_s, repaired_epoch_s, time.monotonic())
 
@@ -383,6 +408,7 @@ def main() -> None:
     parser.add_argument("--fault-s", type=float, default=40.0, help="how long a fault lasts")
     parser.add_argument("--away-s", type=float, default=300.0, help="how long all managers are away")
     parser.add_argument("--away-history-min", type=float, default=0.0, help="history made in advance while they are")
+    parser.add_argument("--deliver-s", type=float, default=1800.0, help="how long what had waited may take at most")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=FAULTS, help="which faults; all by default")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -395,6 +421,7 @@ def main() -> None:
         given.away_s,
         tuple(given.only),
         given.away_history_min,
+        given.deliver_s,
     )
     with undone_when_told_to_end():
         result = run(options)
