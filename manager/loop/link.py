@@ -49,6 +49,8 @@ from manager.protocol.report import DomainBody, TickStatus, VmStatus
 from manager.sqlite_files import Damage, set_aside
 
 _BATCH = 500
+_FEW = 10
+"""After a report that was not taken: to put a whole part together takes a hundred times as long as to be refused."""
 _BATCH_BYTES = 2_000_000
 _REMEMBERED_S = 300.0
 _EXACT_S = 2.0  # an exchange that took longer says too little of clocks
@@ -118,6 +120,7 @@ class ManagerLink:
         self._known = KnownWindows()
         self._packs = self._packs_ticks = False  # an earlier manager reads no packed windows, or no packed ticks
         self._refuses_packs = False
+        self._refused = False
         self._windows_read: dict[str, dict[str, tuple[object, Window]]] = {}  # with their bodies, by begin
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
@@ -236,7 +239,8 @@ class ManagerLink:
     def send(self, report: Report, *, ask: bool = False, history: bool = True, easy_s: float = math.inf) -> Assigned:
         """Report the last tick, and with ``history`` all that waits, oldest first, until nothing does.
 
-        It comes in parts; after one that the manager took longer than ``easy_s`` for, the rest stays in the outbox.
+        It comes in parts, the first a small one where the manager took none the last time; after one that it took
+        longer than ``easy_s`` for, the rest stays in the outbox.
         With ``ask`` the assignment that is returned is the current one, as that of ``fetch``. Raises
         ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
@@ -248,8 +252,9 @@ class ManagerLink:
         if report.domains is not None:
             scalars.append(Piece("domains", _valid(report.domains, _domain)))
         while True:
-            waiting = self._outbox.peek(_BATCH, _BATCH_BYTES) if history else _NOTHING
-            now, windows = windows[:_BATCH], windows[_BATCH:]
+            most = _FEW if history and self._refused else _BATCH
+            waiting = self._outbox.peek(most, _BATCH_BYTES) if history else _NOTHING
+            now, windows = windows[:most], windows[most:]
             last = waiting.complete and not windows
             pieces, unsendable = pieces_of(waiting, self._host)
             self._reject(unsendable)
@@ -261,7 +266,9 @@ class ManagerLink:
                 wants_slots=ask and last,
             )
             begin_s = system_clock().monotonic_s
+            self._refused = True
             response, slots, stored = deliver(pieces, post, self._reject)
+            self._refused = False
             took_s = system_clock().monotonic_s - begin_s
             enough = took_s > easy_s and not windows
             if waiting.last:

@@ -279,11 +279,14 @@ class Reporter(Background):
         return float(self._manager_answers is True and recently)
 
     def _is_news(self, facts: _HostFacts, *, history: bool) -> bool:
-        """Whether they are to be reported: they may be long, and are repeated now and then at most, with history."""
+        """Whether they are to be reported: they may be long, and are repeated now and then at most, with history, to a
+        manager that answers.
+        """
         if self._reported_facts is None:
             return True
         reported, reported_s = self._reported_facts
-        repeated = history and system_clock().monotonic_s - reported_s > self._repeat_s
+        repeats = history and self._manager_answers is not False
+        repeated = repeats and system_clock().monotonic_s - reported_s > self._repeat_s
         return reported != facts or self._link.vms_missing or repeated
 
     def _are_due(self, services: HostServices) -> bool:

@@ -128,6 +128,29 @@ def test_what_was_not_acknowledged_stays_and_goes_next_time(manager, link, outbo
     assert sent(manager) == [record(number).record_id for number in range(500, 1201)]
 
 
+def test_a_manager_that_refuses_is_sent_a_few_until_it_takes_these(manager, link, outbox, report) -> None:
+    outbox.put([record(number) for number in range(1200)])
+    told = replace(report, windows=tuple(slot(2.0 * number) for number in range(1, 41)))
+    manager.will(problem(503, "no space left"))
+    for _ in range(3):
+        with pytest.raises(ManagerUnavailable):
+            link.send(told)
+    manager.will(stored)
+    link.send(told)
+    assert [len(body.decisions) for body in manager.reports] == [500, 10, 10, 10, 500, 500, 190]
+    assert [len(body.windows) for body in manager.reports] == [40, 10, 10, 10, 30, 0, 0]
+    assert sent(manager)[-1200:] == [record(number).record_id for number in range(1200)]
+
+
+def test_the_present_is_told_as_a_whole_also_after_a_refusal(manager, link, outbox, report) -> None:
+    told = replace(report, windows=tuple(slot(2.0 * number) for number in range(1, 41)), live=True)
+    manager.will(down, stored)
+    with pytest.raises(ManagerUnavailable):
+        link.send(told, history=False)
+    link.send(told, history=False)
+    assert [len(body.windows) for body in manager.reports] == [40, 40]
+
+
 @pytest.mark.parametrize(
     "answer",
     [httpx.Response(302, headers={"Location": "https://m/"}), httpx.Response(200, text="<html>login</html>")],
