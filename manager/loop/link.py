@@ -257,7 +257,6 @@ class ManagerLink:
             now, windows = windows[:most], windows[most:]
             last = waiting.complete and not windows
             pieces, unsendable = pieces_of(waiting, self._host)
-            self._reject(unsendable)
             pieces = [*scalars, *pieces, *(Piece("windows", window) for window in now)]
             post = partial(
                 self._post,
@@ -271,6 +270,7 @@ class ManagerLink:
             self._refused = False
             took_s = system_clock().monotonic_s - begin_s
             enough = took_s > easy_s and not windows
+            self._reject(unsendable)  # not before somebody answers, or it would be said with each attempt
             if waiting.last:
                 self._outbox.drop_through(waiting.last)
             if stored.vms_missing:

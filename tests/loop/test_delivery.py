@@ -222,3 +222,22 @@ def test_windows_that_an_earlier_version_kept_are_delivered(tmp_path: Path, pack
     assert old["buckets"] == {"500": 3}
     assert sorted(new.keys() & {"packed", "buckets"}) == (["packed"] if packed else ["buckets"])
     assert [rejected.what for rejected in link.take_rejected()] == ["window"]
+
+
+def test_what_cannot_be_sent_is_said_once_however_long_nobody_answers(tmp_path: Path) -> None:
+    manager = Picky("500")
+    manager.bad_parts = {"events"}
+    link, outbox = made(tmp_path, manager)
+    outbox.put([event(1, host="h2"), event(2)])
+    for _ in range(3):
+        with pytest.raises(ManagerUnavailable):
+            link.send(NOTHING)
+    assert (link.take_rejected(), outbox.aside) == ([], 0)
+    manager.way = "answers"
+    link.send(NOTHING)
+    assert [one.what for one in link.take_rejected()] == ["event"]
+    assert aside(tmp_path) == [(event(1).record_id, "it is of host h2, and this one is h1")]
+    assert manager.stored == {event(2).record_id}
+    link.send(NOTHING)
+    assert link.take_rejected() == []
+    outbox.close()
