@@ -102,3 +102,15 @@ def test_the_agent_loads_neither_web_framework_nor_database_nor_libvirt() -> Non
     code = f"import sys, {', '.join(name.removesuffix('.__init__') for name in loop)}; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=True)
     assert not {name.split(".")[0] for name in ended.stdout.split()} & HEAVY
+
+
+def test_garbage_is_looked_for_again_once_a_command_is_loaded() -> None:
+    """What its modules made is not, by then."""
+    code = (
+        "import gc, click\n"
+        "from manager.cli.main import main\n"
+        "main.get_command(click.Context(main), 'status')\n"
+        "print(gc.isenabled(), gc.get_freeze_count() > 10_000)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "True"]
