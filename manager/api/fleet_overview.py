@@ -1,9 +1,9 @@
 """The state of every host and application, for lists that show a few of them.
 
 To sort by state, or to count states, is to know all of them: of a host its last tick's errors, of an application its
-latest window. In a fleet above ``small_fleet`` hosts that is read at most twice an interval by a manager process, and
-whenever something was registered; of a smaller one for each request. Who asks while what was read is a little old gets
-it, and it is read anew meanwhile.
+latest window. In a fleet above ``small_fleet`` hosts that is read at most twice an interval by a manager process, less
+often where it takes long, and whenever something was registered; of a smaller one for each request. Who asks while what
+was read is a little old gets it, and it is read anew meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from manager.store.latest_glances import latest_glances
 from manager.store.revisions import registration_revision
 
 _FRESH, _OLD = 0.5, 1.5
-"""Intervals: for the first an overview is not read anew; for the second it is shown while the next one is read."""
+"""Intervals: for the first an overview is not read anew; until the second it is shown while the next one is read."""
+_RESTS = 4.0
+"""Nor is it for so many times as long as it took: a manager that is busy, so that it takes long, has better to do."""
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class Overview:
     """All hosts, by name, and applications, the worst first, as they were ``read_s`` on the steady clock."""
 
     read_s: float
+    took_s: float
     revision: int
     hosts: tuple[GlancedHost, ...]
     applications: tuple[ApplicationGlance, ...]
@@ -122,13 +125,18 @@ class FleetOverview:
             return self._read(session, revision)
         with self._lock:
             last = self._last
-            age = (self._steady() - last.read_s) / self._context.slot_s if last is not None else _OLD
-            if last is None or last.revision != revision or age >= _OLD:
+            if last is None or last.revision != revision or self._rested(last, _OLD):
                 self._last = last = self._read(session, revision)
-            elif age > _FRESH and not self._renewing:
+            elif self._rested(last, _FRESH) and not self._renewing:
                 self._renewing = True
                 threading.Thread(target=self._renew, name="fleet-overview", daemon=True).start()
             return last
+
+    def _rested(self, overview: Overview, intervals: float) -> bool:
+        """Whether it is that old, and may be read anew by how long it took."""
+        slot_s = self._context.slot_s
+        longer_s = max(_RESTS * overview.took_s - _FRESH * slot_s, 0.0)
+        return self._steady() - overview.read_s > intervals * slot_s + longer_s
 
     def _renew(self) -> None:
         try:
@@ -154,8 +162,10 @@ class FleetOverview:
             return places
 
     def _read(self, session: Session, revision: int) -> Overview:
+        begun_s = self._steady()
         hosts = read_glances(session, self._context.slot_s)
-        return Overview(self._steady(), revision, tuple(hosts), self._look(session, revision))
+        read_s, applications = self._steady(), self._look(session, revision)
+        return Overview(read_s, self._steady() - begun_s, revision, tuple(hosts), applications)
 
     def _applications(self, session: Session, revision: int) -> Sequence[GlancedApplication]:
         """All applications, which are read again once anything was registered."""

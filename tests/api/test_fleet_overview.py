@@ -25,12 +25,21 @@ _PATIENCE_S = 20.0
 
 @dataclass
 class Fleet:
-    """A database with hosts, and the steady clock of its reader; ``away``: renewals do not reach the database."""
+    """A database with hosts, and the steady clock of its reader; ``away``: renewals do not reach the database.
+
+    ``look_s``: how long each look at the clock takes, of which there are three to read an overview.
+    """
 
     database: Database
     now_s: float = 0.0
+    look_s: float = 0.0
     away: bool = False
     tries: int = 0
+
+    def steady_s(self) -> float:
+        """The time."""
+        self.now_s += self.look_s
+        return self.now_s
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -57,7 +66,7 @@ def fleet(migrated: Callable[[str], Database]) -> Fleet:
 @pytest.fixture
 def look(fleet: Fleet) -> Callable[[], Overview]:
     context = ManagerContext(cast(Database, fleet), {}, 30, 1, slot_s=SLOT_S, small_fleet=0)
-    overview = FleetOverview(context, lambda: fleet.now_s)
+    overview = FleetOverview(context, fleet.steady_s)
     reading: Callable[[], AbstractContextManager[Session]] = fleet.database.reading
 
     def ask() -> Overview:
@@ -93,6 +102,29 @@ def test_one_that_is_a_little_old_is_shown_while_the_next_is_read(fleet: Fleet, 
 def test_an_old_one_is_not_shown(fleet: Fleet, look: Callable[[], Overview]) -> None:
     look()
     fleet.now_s += 1.6 * SLOT_S
+    assert look().read_s == fleet.now_s
+
+
+def test_one_that_took_long_is_read_less_often(fleet: Fleet, look: Callable[[], Overview]) -> None:
+    fleet.look_s = SLOT_S  # two of them while it is read
+    first = look()
+    fleet.look_s = 0.0
+    fleet.now_s = first.read_s + 7.9 * SLOT_S
+    assert look() is first
+    assert fleet.tries == 0
+    fleet.now_s = first.read_s + 8.9 * SLOT_S
+    assert look() is first, "shown while it is read anew"
+    until(lambda: look() is not first)
+    first = look()
+    fleet.now_s += 1.6 * SLOT_S
+    assert look() is not first, "the next one was quick"
+
+
+def test_one_that_took_long_is_not_shown_for_ever(fleet: Fleet, look: Callable[[], Overview]) -> None:
+    fleet.look_s = SLOT_S
+    first = look()
+    fleet.look_s = 0.0
+    fleet.now_s = first.read_s + 9.1 * SLOT_S
     assert look().read_s == fleet.now_s
 
 
