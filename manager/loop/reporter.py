@@ -112,6 +112,7 @@ class Reporter(Background):
         self._reported_sources: tuple[SourceStatus, ...] | None = None
         self._reported_facts: tuple[_HostFacts, float] | None = None
         self._reported_services: tuple[HostServices, float] | None = None
+        self._reported_stalled = False
         self._manager_answers: bool | None = None
         self._answered_s = float("-inf")
         outgoing.metrics.manager_up.set_function(self._manager_up)
@@ -146,7 +147,7 @@ class Reporter(Background):
 
     def report(self, *, ask: bool = False, history: bool = True) -> bool:
         """Report what is new, and with ``ask`` take the assignment. False: the manager does not answer."""
-        latest = self.latest
+        latest, stalled = self.latest, self._stalled
         urgent = self._outgoing.urgent
         if history:
             self._outgoing.urgent = False
@@ -190,14 +191,14 @@ class Reporter(Background):
             self._reported_facts = facts, system_clock().monotonic_s
         if services_due:
             self._reported_services = services, system_clock().monotonic_s
-        self._reported, self._reported_sources = latest, sources
+        self._reported, self._reported_sources, self._reported_stalled = latest, sources, stalled
         if told and latest is not None:
             self._reported_vms = latest.vms
         return self._obey(assigned) if ask else True
 
     def _is_urgent(self) -> bool:
         """Whether a report cannot wait until it is due: what runs here changed, an SLA is or was violated, ticks stand
-        still, a VM migrates or a migration ended, or a new assignment was acted on for the first time.
+        still or go on again, a VM migrates or a migration ended, or a new assignment was acted on for the first time.
         """
         latest, reported = self.latest, self._reported
         if latest is None or reported is None or self._reported_facts is None:
@@ -208,9 +209,14 @@ class Reporter(Background):
             or bool(latest.violated or reported.violated)
             or any(vm.migrating for vm in latest.vms)
             or self._migrations.untold
-            or self._oversight.stalled_s is not None
+            or self._stalled is not self._reported_stalled
             or latest.revision != reported.revision
         )
+
+    @property
+    def _stalled(self) -> bool:
+        """Whether ticks stand still."""
+        return self._oversight.stalled_s is not None
 
     def _live_windows(self) -> tuple[Window, ...]:
         """The slots that may still grow; only the newest of each application, where older ones come with history."""

@@ -18,6 +18,7 @@ from manager.loop import link as link_module
 from manager.loop import reporter as reporter_module
 from manager.loop.observer import Clock
 from manager.loop.pace import Pace
+from manager.loop.watches import Oversight
 from manager.model.records import Severity
 from manager.model.traffic import HostServices, SeenService
 from manager.protocol.assignment import Cadence
@@ -140,6 +141,21 @@ def test_violations_and_what_runs_here_are_reported_in_each_interval(site: Site)
     site.machines[0].host.boot("stranger")
     assert len(interval(site)) == 1
     assert {one["libvirt_name"] for one in site.client.items("/hosts/a/domains")} == {"web-a", "stranger"}
+
+
+def test_that_ticks_stand_still_is_told_at_once_and_then_in_turns(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a fleet whose agents get no CPU reports twice as often as ever, and none of it is as cheap as usual."""
+    to_history(site)
+    standing_s: list[float | None] = [45.0]
+    monkeypatch.setattr(Oversight, "stalled_s", property(lambda _: standing_s[-1]))
+    [report] = interval(site)
+    assert (report["live"], report["tick"]["stalled_s"]) == (False, 45.0)
+    standing_s.append(60.0)
+    told = [report for _ in range(4) for report in interval(site) if not has_history(report)]
+    assert [(report["live"], report["tick"]["stalled_s"]) for report in told] == [(True, 60.0)] * 2
+    standing_s.append(None)
+    [report] = interval(site)
+    assert (report["live"], report["tick"]["stalled_s"]) == (False, None)
 
 
 @pytest.mark.parametrize("path", ["/applications/shop/windows", "/hosts/a/ticks"])
