@@ -27,9 +27,9 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple, dataclass
+from datetime import UTC, datetime
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,7 +39,13 @@ import psycopg
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from sqlalchemy.orm import Session
 
+from manager.model.registration import Application, HostSpec, Sla, Tier, VmClass, VmSpec
+from manager.store.applications import put_application
+from manager.store.database import open_database
+from manager.store.hosts import put_host
+from manager.store.vms import put_vm
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.fleet_agents import TIERS, Driven, Orders, drive, memory_folder, vm_names
 from tests.bench.names import host_names
@@ -53,7 +59,6 @@ LARGE_FLEET = 10_000
 CORE_SHARE = 0.6
 """Of a core, that is what a manager process may be planned to use: requests come in bursts."""
 _MOST_STATEMENTS = 40
-_REGISTERING = 4
 MOST_VMS = "/vms?limit=1000"
 READS = (
     MOST_VMS,
@@ -108,25 +113,30 @@ class Options:
     browser: bool = True
 
 
-def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
-    """All VMs and applications, several hosts at once; the hosts register themselves."""
-    with Progress(transient=True) as shown, ThreadPoolExecutor(_REGISTERING) as pool:
-        registered = pool.map(lambda host: register_host(client, host, vms), hosts)
-        for _ in shown.track(registered, total=len(hosts), description="registering"):
-            pass
+def register(database_url: str, hosts: Sequence[str], vms: int) -> None:
+    """All hosts with their VMs and applications, straight into the database: by requests a host takes 0.6 s."""
+    with closing(open_database(database_url)) as database, Progress(transient=True) as shown:
+        for host in shown.track(hosts, description="registering"):
+            with database.registering(host) as session:
+                register_host(session, host, vms)
 
 
-def register_host(client: httpx.Client, host: str, vms: int) -> None:
-    client.put(f"/hosts/{host}", json={"policy": "fair"}).raise_for_status()
-    names = vm_names(host, vms)
+def register_host(session: Session, host: str, vms: int) -> None:
+    """Half of its VMs serve applications, two each."""
+    now, names = datetime.now(UTC), vm_names(host, vms)
     critical = names[: 2 * TIERS]
-    for vm in names:
-        body = {"class": "critical" if vm in critical else "batch", "host": host}
-        client.put(f"/vms/{vm}", json=body).raise_for_status()
+    put_host(session, HostSpec(host, policy="fair"), now, _in_any_case)
+    for name in names:
+        vm_class = VmClass.CRITICAL if name in critical else VmClass.BATCH
+        put_vm(session, VmSpec(name, vm_class, host=host), now, _in_any_case)
     for number in range(len(critical) // 2):
-        tiers = [{"name": "web", "vms": critical[2 * number : 2 * number + 2]}]
-        body = {"tiers": tiers, "sla": {"response_time_ms": 50}}
-        client.put(f"/applications/{host}-app-{number}", json=body).raise_for_status()
+        tier = Tier("web", tuple(critical[2 * number : 2 * number + 2]))
+        application = Application(f"{host}-app-{number}", (tier,), Sla(50.0))
+        put_application(session, application, now, _in_any_case)
+
+
+def _in_any_case(_etag: str | None) -> None:
+    """No condition."""
 
 
 def postgres_cpu_s(server: PostgresServer) -> float:
@@ -477,7 +487,7 @@ def run(options: Options) -> Result:
         more = () if options.small_fleet is None else ("--small-fleet", f"{options.small_fleet}")
         manager = stack.enter_context(running_manager(folder, url, options.interval_s, options.workers, more))
         began_s = time.monotonic()
-        register(manager.client, hosts, options.vms)
+        register(url, hosts, options.vms)
         registering_s = time.monotonic() - began_s
         pipes = agents_of(stack, hosts, manager, options)
         with Progress(transient=True) as shown:

@@ -332,7 +332,7 @@ def run(options: Options) -> Result:
         managers = Managers(folder, url, options)
         stack.callback(managers.close)
         first, _ = managers.start(0), managers.start(1)
-        register(first.client, hosts, options.vms)
+        register(url, hosts, options.vms)
         pipes = agents_of(stack, hosts, managers, first.token, options, kept)
         looker = Looker(managers.urls(), first.token)
         looker.start()

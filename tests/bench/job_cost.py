@@ -217,7 +217,7 @@ def run(hosts: int, vms: int, minutes: int) -> dict[str, dict[str, JobCost]]:
         client = stack.enter_context(
             httpx.Client(transport=transport, base_url="http://manager/api/v1", headers=headers)
         )
-        register(client, names, vms)
+        register(url, names, vms)
         connection = stack.enter_context(psycopg.connect(url, autocommit=True))
         connection.execute("CREATE EXTENSION pg_stat_statements")
         meter = Meter(server, connection)

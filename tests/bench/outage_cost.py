@@ -63,9 +63,10 @@ def measure(vms: int, minutes: int) -> list[Minute]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         agents_folder = folder / "agent"
-        with running_manager(folder, f"sqlite:///{folder}/fleet.db", INTERVAL_S) as manager:
+        url = f"sqlite:///{folder}/fleet.db"
+        with running_manager(folder, url, INTERVAL_S) as manager:
             [host] = host_names(1)
-            register(manager.client, [host], vms)
+            register(url, [host], vms)
             clock = PastClock(time.time() - (minutes + 2.5) * TICKS * INTERVAL_S)
             spec = AgentSpec(manager.url, manager.token, host, vms, INTERVAL_S, agents_folder)
             agent = SimulatedAgent(spec, Common.drawn(host), clock=clock)

@@ -126,7 +126,7 @@ def run(hosts: int, vms: int, rounds: int) -> Result:
         server = stack.enter_context(postgres_server(durable=True, preload="pg_stat_statements"))
         url = server.create("reports")
         manager = stack.enter_context(running_manager(folder, url, INTERVAL_S))
-        register(manager.client, names, vms)
+        register(url, names, vms)
         agents, common = [], Common.drawn("reports")
         for name in names:
             given = (manager.url, manager.token, name, vms, INTERVAL_S, folder / name)
