@@ -61,6 +61,7 @@ COURSE_INTERVALS = (2 - COURSE_SMOOTHING) / COURSE_SMOOTHING
 """Of so many independent intervals a moving average has the variance."""
 COOL_DOWN_S = 120.0
 LONGEST_COOL_DOWN_S = 1920.0
+_MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,8 @@ def _cooled(now: AutoMemory, names: Iterable[str], steady_s: float) -> dict[str,
     cooling = dict(now.cooling)
     for name in names:
         times = cooling[name].times + 1 if name in cooling else 1
-        cooling[name] = Cooling(steady_s + min(COOL_DOWN_S * 2 ** (times - 1), LONGEST_COOL_DOWN_S), times)
+        length_s = min(COOL_DOWN_S * 2 ** min(times - 1, _MOST_DOUBLINGS), LONGEST_COOL_DOWN_S)
+        cooling[name] = Cooling(steady_s + length_s, times)
     return cooling
 
 

@@ -20,10 +20,10 @@ from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
 from manager.model.law import Law
 from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass
 from manager.model.window import SlaState, Window
-from policies.auto import COURSE_SMOOTHING, LOWEST, best_levels, helped
+from policies.auto import COURSE_SMOOTHING, LONGEST_COOL_DOWN_S, LOWEST, best_levels, helped
 from policies.auto import POLICY as AUTO
 from policies.auto_crowd import Crowd
-from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory
+from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling
 from policies.auto_model import SPREAD, AppModel, HostModel, fit_model, weight_at
 from policies.priority import POLICY as PRIORITY
 from tests.unit.build import capabilities, view
@@ -173,6 +173,14 @@ def test_levels_that_did_not_help_are_taken_back_and_not_tried_again_for_a_while
     assert (again - TRIAL_S / 5) * 5 >= 120.0
     assert isinstance(memory, AutoMemory)
     assert memory.cooling["flooded"].times >= 1
+
+
+def test_levels_that_never_help_are_taken_back_without_number() -> None:
+    memory: object = AutoMemory(cooling={"flooded": Cooling(0.0, 1024)})
+    for tick in range(round(TRIAL_S / 5) + 1):
+        memory = AUTO.decide(overloaded(1000.0 + 5 * tick), memory).memory
+    assert isinstance(memory, AutoMemory)
+    assert memory.cooling["flooded"] == Cooling(1000.0 + TRIAL_S + LONGEST_COOL_DOWN_S, 1025)
 
 
 def test_what_is_only_observed_is_not_judged_until_it_is_enforced() -> None:
