@@ -8,7 +8,7 @@ it reach the floor, until it has caught up. Quotas that a policy gives batch VMs
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from manager.control.feedback_law import average, floor_weight
@@ -77,6 +77,19 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
     return decision, BatchMemory(share, raised, measured, measured_s)
 
 
+def critical_weight(snapshot: Snapshot, goals: Mapping[str, WeightGoal]) -> int:
+    """What critical VMs have together, once the goals (by VM) are written: by their mode some of them are not.
+
+    Where nothing of the host is written, the goals are what counts for what would be done.
+    """
+    written = snapshot.host.mode
+
+    def weight_of(vm: VmView) -> int:
+        return goals[vm.name].weight if vm.name in goals and vm.mode is written else vm.weight or 0
+
+    return sum(weight_of(vm) for vm in snapshot.vms if vm.critical)
+
+
 def comes_last(decision: Decision, snapshot: Snapshot) -> bool:
     """Whether batch VMs are to yield to all others: each without a registered weight gets the smallest there is."""
     scale = snapshot.capabilities.weights
@@ -140,7 +153,7 @@ def _raised(
     if scale is None:
         return tuple(goals)
     wanted = {goal.vm: goal for goal in goals}
-    others = sum(wanted[vm.name].weight if vm.name in wanted else vm.weight or 0 for vm in snapshot.vms if vm.critical)
+    others = critical_weight(snapshot, wanted)
     share = min(snapshot.host.law.batch_floor * FLOOR_MARGIN, LARGEST_SHARE)
     each = floor_weight(others, share, len(batch))
     short = sum(max(each - scale.clamp(vm.spec.weight), 0) for vm in batch if vm.spec.weight is not None)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from manager.control.batch import critical_weight
 from manager.control.batch_progress import NO_JOB, most_pcpus
 from manager.control.deadline_weights import DividedThen, WorkClaim, grants, steady, total_weight
 from manager.model.decision import Decision, Snapshot, VmView, WeightGoal
@@ -37,9 +38,7 @@ def divide_by_claims(
     claims = [_claim(view, vms.get(view.name)) for view in views]
     if len(views) < _LEAST_VMS or not any(claim.needed_pcpus > 0 for claim in claims):
         return decision, DividedThen()
-    critical = sum(
-        goals[view.name].weight if view.name in goals else view.weight or 0 for view in snapshot.vms if view.critical
-    )
+    critical = critical_weight(snapshot, goals)
     weights = [scale.clamp(goals[view.name].weight) for view in views]
     total = total_weight(weights, scale.minimum, critical, snapshot.host.law.batch_floor)
     budget_pcpus = math.fsum(vms[view.name].got_pcpus for view in views if view.name in vms)

@@ -13,7 +13,7 @@ from manager.control.resolve import validate
 from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
 from manager.model.law import Law
-from manager.model.registration import HostSpec, VmClass
+from manager.model.registration import HostSpec, Mode, VmClass
 from tests.unit.build import capabilities, view
 
 LAW = Law(batch_floor=0.05, floor_window_s=10)
@@ -97,6 +97,26 @@ def test_the_floor_holds_also_beside_batch_vms_whose_registered_weight_is_small(
     found = weights(guard_batch(decision(10_000, 2, "c", *names), seen, BatchMemory(0.0))[0])
     assert [found[name] for name in names] == [2] * others
     assert (sum(found.values()) - 10_000) / sum(found.values()) >= 0.05
+
+
+@pytest.mark.parametrize(
+    ("host_mode", "mode", "beside"),
+    [
+        (Mode.ENFORCE, Mode.ENFORCE, 10_000),
+        (Mode.ENFORCE, Mode.OBSERVE, 100),
+        (Mode.ENFORCE, Mode.RELEASED, 100),
+        (Mode.OBSERVE, Mode.OBSERVE, 10_000),
+        (Mode.OBSERVE, Mode.RELEASED, 100),
+    ],
+)
+def test_the_floor_is_beside_the_weights_that_critical_vms_have_by_their_mode(
+    host_mode: Mode, mode: Mode, beside: int
+) -> None:
+    """Else batch VMs take from those that are left alone far more than their floor."""
+    seen = moment(batch("c", 0.0), view("web", weight=100, mode=mode), scale=CPU_WEIGHT_V2)
+    seen = replace(seen, host=replace(seen.host, mode=host_mode))
+    found = weights(guard_batch(decision(10_000, 1, "c"), seen, BatchMemory(0.0))[0])
+    assert LAW.batch_floor <= found["c"] / (found["c"] + beside) < 2 * LAW.batch_floor
 
 
 def test_the_idle_class_is_left_below_the_floor_and_entered_again() -> None:
