@@ -14,6 +14,7 @@ from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.host import WeightScale
 from manager.model.registration import Sharing, Sla
 from manager.model.window import Window
+from policies.cores import released_applications
 
 STEP = 4
 """One level down divides the weight by it."""
@@ -235,7 +236,10 @@ def fit_model(snapshot: Snapshot, scale: WeightScale, before: Fits) -> tuple[Hos
     fits = dict(before.applications)
     applications: list[AppModel] = []
     position = {vm.name: index for index, vm in enumerate(critical)}
+    released = released_applications(snapshot)
     for view in snapshot.applications:
+        if view.application.name in released:
+            continue
         vms = [vm for vm in critical if vm.application == view.application.name]
         app, fit = _app_model(view, snapshot, vms, uses, position, fits.get(view.application.name, AppFit()))
         fits[view.application.name] = fit

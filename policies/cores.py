@@ -47,6 +47,11 @@ def owners(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(sorted({owner_of(vm) for vm in managed(snapshot) if vm.critical}))
 
 
+def released_applications(snapshot: Snapshot) -> frozenset[str]:
+    """Those of which all critical VMs here are released: nothing is done for them, be it at the cost of others."""
+    return frozenset(owner_of(vm) for vm in snapshot.vms if vm.critical).difference(owners(snapshot))
+
+
 def ordered_cpus(snapshot: Snapshot) -> tuple[int, ...]:
     """The usable pCPUs, those that share a core, a cache or a node next to each other."""
     hardware = hardware_of(snapshot)

@@ -36,6 +36,7 @@ from manager.model.numbers import digits
 from manager.model.registration import Sharing, Sla, VmClass
 from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
+from policies.cores import released_applications
 
 IDLE_PCPUS = 0.05
 """VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault.
@@ -110,11 +111,11 @@ class Feedback:
         if scale is None:
             return Decision()
         before = memory if isinstance(memory, Kept) else Kept()
-        law = snapshot.host.law
+        law, released = snapshot.host.law, released_applications(snapshot)
         judged = {
             view.application.name: _judge(view, sla, view.application.sharing or self.sharing, snapshot, before)
             for view in snapshot.applications
-            if (sla := view.application.sla) is not None
+            if (sla := view.application.sla) is not None and view.application.name not in released
         }
         smoothing = 1.0 if law.published else law.smoothing
         pcpus = max(len(snapshot.capabilities.online_cpus), 1)

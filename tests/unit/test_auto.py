@@ -235,6 +235,33 @@ def test_nobody_is_lowered_for_a_violation_that_may_be_chance(on_average: float,
     assert (weights(decision)["flooded-web"] < 10_000) is lowered
 
 
+def test_nothing_is_done_at_the_cost_of_others_for_an_application_that_is_released() -> None:
+    memory: object = None
+    for tick in range(4):
+        seen = overloaded(1000.0 + 5 * tick)
+        assert weights(AUTO.decide(seen, None))["flooded-web"] < 10_000, "it would give its weight for `other`"
+        released = [replace(vm, mode=Mode.RELEASED) if vm.application == "other" else vm for vm in seen.vms]
+        decision = AUTO.decide(replace(seen, vms=tuple(released)), memory)
+        memory = decision.memory
+        assert weights(decision)["flooded-web"] == 10_000
+
+
+def test_batch_vms_leave_no_room_for_an_application_that_is_released() -> None:
+    room: dict[Mode, int] = {}
+    for mode in Mode:
+        memory: object = None
+        for tick in range(4):
+            at_s = 1000.0 + 5 * tick
+            waiting = replace(vm("shop", 0.5, 0.45), mode=mode)
+            seen = moment(at_s, application("shop", [300, 500, 600], 200.0, at_s), vms=[batch(), waiting])
+            pcpus = replace(seen.capabilities, online_cpus=frozenset({0, 1}), managed_cpus=frozenset({0, 1}))
+            decision = AUTO.decide(replace(seen, capabilities=pcpus, host=replace(seen.host, pinning=False)), memory)
+            memory = decision.memory
+        room[mode] = len(decision.cpus)
+    assert room[Mode.ENFORCE] == 1
+    assert room[Mode.RELEASED] == 0, "that is what is said of it"
+
+
 def test_who_pays_for_load_above_the_agreed_rate_is_lowered_though_its_target_is_met() -> None:
     def crowd(sharing: Sharing | None) -> Snapshot:
         at_s = 1000.0

@@ -16,7 +16,7 @@ from manager.model.fields import bounds_of
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
 from manager.model.law import Law
-from manager.model.registration import Application, HostSpec, Sharing, Sla, Tier, VmClass
+from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass
 from manager.model.window import SlaState, Window
 from policies.fair import POLICY as FAIR
 from policies.isolation import POLICY as ISOLATION
@@ -99,6 +99,21 @@ def test_published_weights_of_tiers_are_by_their_own_cpu_use() -> None:
         [critical("db", "one", 0.3, tier="db"), critical("web", "one", 0.15)], [application("one", [400], 500)]
     )
     assert weights(FAIR.decide(seen, None)) == {"db": 262_144, "web": 131_584}
+
+
+@pytest.mark.parametrize("law", [PUBLISHED, Law()])
+def test_nobody_gives_weight_to_an_application_that_is_released(law: Law) -> None:
+    apps = [application("one", [400], 500), application("two", [900], 500)]
+    mine, other = critical("a", "one", 0.2), replace(critical("b", "two", 0.6), mode=Mode.RELEASED)
+    alone = FAIR.decide(moment([mine], apps[:1], law), None)
+    found = FAIR.decide(moment([mine, other], apps, law), None)
+    assert weights(found)["a"] == weights(alone)["a"] == 262_144
+
+
+def test_nothing_is_said_of_response_times_of_an_application_that_is_released() -> None:
+    vms = [replace(critical("a", "one", 0.2), mode=Mode.RELEASED)]
+    stale = moment(vms, [application("one", [400], 500)], Law(), now_s=2000.0)
+    assert FAIR.decide(stale, None).notes == ()
 
 
 def test_published_isolation_gives_the_least_weight_above_the_agreed_rate() -> None:
