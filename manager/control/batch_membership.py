@@ -75,7 +75,8 @@ def _with_lone(decision: Decision, snapshot: Snapshot) -> Decision:
     """The decision with the idle class for the only batch VM there is beside critical ones."""
     lone = [view for view in snapshot.vms if not view.critical and view.mode is not Mode.RELEASED]
     critical, decided = any(view.critical for view in snapshot.vms), {goal.vm for goal in decision.idle}
-    if not critical or len(lone) >= _ENOUGH or any(view.idle is None or view.name in decided for view in lone):
+    stays = any(view.idle is None or view.spec.weight is not None or view.name in decided for view in lone)
+    if not critical or len(lone) >= _ENOUGH or stays:
         return decision
     return replace(decision, idle=(*decision.idle, *(IdleGoal(view.name, True, _LONE) for view in lone)))
 

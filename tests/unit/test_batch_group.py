@@ -143,6 +143,7 @@ def test_a_group_that_comes_last_is_in_the_idle_class_however_its_vms_divide_it(
         ((batch("c", mode=Mode.RELEASED), view("web")), []),
         ((replace(batch("c"), idle=None), view("web")), []),
         ((batch("c"), batch("d"), view("web")), []),
+        ((batch("c", own_weight=300), batch("d", mode=Mode.RELEASED), view("web")), []),
     ],
 )
 def test_the_only_batch_vm_that_comes_last_is_in_the_idle_class_by_itself(
