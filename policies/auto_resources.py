@@ -275,6 +275,8 @@ def allowed_steps(ladder: StepsMemory, snapshot: Snapshot) -> StepsMemory:
             return False
         if step.kind is StepKind.SIBLINGS and snapshot.host.placement.batch is not BatchPlacement.FLOAT:
             return False
+        if step.kind is (StepKind.PIN if snapshot.host.pinning else StepKind.FLOAT):  # so it is without that
+            return False
         control = CONTROLS.get(step.kind)
         return control is None or is_allowed(control, snapshot.host)
 

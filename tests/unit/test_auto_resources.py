@@ -21,6 +21,7 @@ from manager.model.rules import DiskRules, MemoryRules, NetworkRules, UplinkRule
 from policies.auto import POLICY as AUTO
 from policies.auto_memory import AutoMemory
 from policies.auto_resources import allowed_steps, resource_candidates, resource_goals
+from policies.auto_step_goals import step_goals
 from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind, StepsMemory, StepTrial
 from policies.auto_steps_told import told_steps
 from tests.unit.build import view
@@ -241,6 +242,22 @@ def test_steps_end_with_the_leave_to_take_them() -> None:
         StepKind.DISK_CEILING,
     ]
     assert (left.trial, left.samples, left.changed_s) == (None, {}, NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("pinning", "kept_kind", "tried"), [(True, StepKind.PIN, StepKind.FLOAT), (False, StepKind.FLOAT, StepKind.PIN)]
+)
+def test_a_placement_is_no_step_any_more_where_the_host_is_to_have_it(
+    pinning: bool, kept_kind: StepKind, tried: StepKind
+) -> None:
+    """Else the other one would be tried beside it, in vain."""
+    ladder = StepsMemory((step_in_force(kept_kind),))
+    assert allowed_steps(ladder, seen(short(), replace(STEPS, pinning=not pinning))) is ladder
+    now = seen(short(), replace(STEPS, pinning=pinning))
+    left = allowed_steps(ladder, now)
+    assert left.in_force == ()
+    on_trial = replace(left, trial=StepTrial(step_in_force(tried).candidate, NOW_S, {}))
+    assert step_goals(on_trial, now).pinning is not pinning
 
 
 def test_each_step_is_told() -> None:
