@@ -18,7 +18,7 @@ from manager.control.counted_twice import counted_twice
 from manager.host.log_file import DEFAULT_LOG_DIRS
 from manager.host.taps import of_this_machine
 from manager.model.reach import DEFAULT_REACH, Reach
-from manager.model.registration import Application
+from manager.model.registration import Application, Mode
 from manager.model.source import (
     HttpProbe,
     MemcachedProbe,
@@ -243,11 +243,12 @@ class Sources:
             ]
             sla = application.sla
             late_us, late_share = (sla.response_time_ms * 1000, 1 - sla.percentile / 100) if sla else (None, 0.0)
+            released = application.mode is Mode.RELEASED
             for source in application.sources:
                 running = self._running.get((application.name, source.name))
                 if isinstance(source, Tap) and running is not None:
                     interfaces = of_tiers[0] if source.port is None else frozenset[int]().union(*of_tiers)
-                    routes.append(TapRoute(source, running.feed, interfaces, late_us, slot_s, late_share))
+                    routes.append(TapRoute(source, running.feed, interfaces, late_us, slot_s, late_share, released))
         self._taps.routes, self._taps.every_s = tuple(routes), min(slot_s, MOST_S) if routes else FIND_S
         self._loop.call_soon_threadsafe(self._tap)
 

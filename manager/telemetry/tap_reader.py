@@ -42,7 +42,8 @@ class TapRoute:
     """A source with the network interfaces of its application's VMs, by their indexes.
 
     ``late_us``: a response time above it violates the SLA; None: there is none. ``late_share``: the share of answers
-    that the SLA allows to be late, 0 .. 1. ``slot_s``: the length of its windows.
+    that the SLA allows to be late, 0 .. 1. ``slot_s``: the length of its windows. ``released``: nothing is done where
+    they are late.
     """
 
     source: Tap
@@ -51,6 +52,7 @@ class TapRoute:
     late_us: float | None
     slot_s: float
     late_share: float = 0.0
+    released: bool = False
 
     @property
     def name(self) -> tuple[str, str]:
@@ -105,7 +107,10 @@ class TapReader:
             self.services = HostServices(problem=_NO_TAP if taps else "")
 
     def answered(self) -> Answered:
-        """Until now, of the services of applications with an SLA. Of any thread; takes microseconds."""
+        """Until now, of the services of applications with an SLA, but for released ones.
+
+        Of any thread; takes microseconds.
+        """
         judged = self._judged
         return Answered(judged.services, judged.counts.read(), judged.counts) if judged else Answered()
 
@@ -192,7 +197,7 @@ class TapReader:
     def _judge(self, program: TapProgram, served: Mapping[ServicePlace, TapRoute]) -> None:
         """Have the program count what is late at these services, from now on."""
         before = self._judged.routes if self._judged else {}
-        routes = {place: route for place, route in served.items() if route.late_us is not None}
+        routes = {place: route for place, route in served.items() if route.late_us is not None and not route.released}
         for place in before.keys() - routes.keys():
             program.judge(*place, None)
         for place, route in routes.items():

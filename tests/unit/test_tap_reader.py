@@ -14,7 +14,7 @@ import pytest
 
 from manager.errors import HostError
 from manager.model.histogram import Histogram
-from manager.model.registration import Sla, Tier
+from manager.model.registration import Mode, Sla, Tier
 from manager.model.source import SourceState, Tap
 from manager.model.traffic import AnswerCount, Answered, HostServices, JudgedService, ServiceTraffic, TapProtocol
 from manager.telemetry.source_thread import Sources
@@ -198,6 +198,19 @@ def test_what_is_answered_late_can_be_asked_for_at_any_time(sources: Sources, pr
     configure(sources, Tap("wire", 80))
     until(lambda: sources.answered() == Answered(), "the SLA to be gone")
     assert program.bounds_us == {(TAP, 80): None}
+
+
+def test_nobody_is_told_of_late_answers_of_a_released_application(sources: Sources, program: FakeProgram) -> None:
+    """Else the guard would hold batch VMs for it."""
+    late = replace(shop(Tap("wire", 80), vm=VM), sla=Sla(response_time_ms=100.0))
+    sources.configure([late], 1.0, {}, {VM: frozenset({TAP})})
+    program.count(TAP, 80, 10)
+    until(lambda: sources.answered() != Answered(), "the service to be judged")
+    sources.configure([replace(late, mode=Mode.RELEASED)], 1.0, {}, {VM: frozenset({TAP})})
+    until(lambda: sources.answered() == Answered(), "its release")
+    program.count(TAP, 80, 200)
+    program.wait(TAP, 80, 5000)
+    until(lambda: counted(sources) >= 3, "its answers, and what waits, to count as before")
 
 
 def test_a_port_that_nobody_serves_is_told(sources: Sources, program: FakeProgram) -> None:
