@@ -29,10 +29,10 @@ from manager.model.registration import Sla
 from policies.auto_candidates import waits_materially
 from policies.auto_crowd import next_crowd, share_pcpus
 from policies.auto_explanation import Decided, explain
-from policies.auto_kept import kept_text, recalled
+from policies.auto_kept import kept_text, recalled, resumed
 from policies.auto_ladder import climbed, migration_notes
 from policies.auto_lending import short_lenders, tolerable, willing, with_credit
-from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
+from policies.auto_memory import HOLD_S, PAUSED_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppFit, AppModel, HostModel, VmUse, fit_model, weight_at
 from policies.auto_resources import resource_goals
 from policies.auto_room import Room, next_room, room_goals
@@ -78,7 +78,7 @@ class Auto:
         scale = snapshot.capabilities.weights
         if scale is None:
             return Decision()
-        before = memory if isinstance(memory, AutoMemory) else AutoMemory()
+        before = _until_now(memory, snapshot) if isinstance(memory, AutoMemory) else AutoMemory()
         slas = {view.application.name: view.application.sla for view in snapshot.applications if view.application.sla}
         slas = {**before.slas, **slas}
         before = _of_slas(before, slas)
@@ -93,6 +93,7 @@ class Auto:
             lenders=before.lenders.intersection(levels),
             known_s=snapshot.steady_s if before.known_s is None and known else before.known_s,
             slas=slas,
+            decided_s=snapshot.steady_s,
         )
         crowd = next_crowd(before.crowd, snapshot, needed=_is_at_risk_on_average(model, learnt.courses))
         if crowd.floats != before.crowd.floats:  # what was measured before says little of those that have moved
@@ -135,6 +136,13 @@ class Auto:
     def recall(self, text: str, now_s: float) -> Memory:
         """See ``RememberingPolicy``."""
         return recalled(text, now_s)
+
+
+def _until_now(memory: AutoMemory, snapshot: Snapshot) -> AutoMemory:
+    """Without what a pause has cut off: what happened in it is nobody's merit or harm."""
+    now_s, longest_s = snapshot.steady_s, max(PAUSED_S, 3 * snapshot.interval_s)
+    paused = memory.decided_s is not None and now_s - memory.decided_s > longest_s
+    return resumed(memory, now_s) if paused else memory
 
 
 def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, uses: Mapping[str, VmUse], *, may: bool) -> Room:

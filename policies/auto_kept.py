@@ -105,6 +105,11 @@ def recalled(text: str, now_s: float) -> AutoMemory:
     )
 
 
+def resumed(memory: AutoMemory, now_s: float) -> AutoMemory:
+    """The memory after a pause in which nothing was decided: as of an agent that starts again, but no trial harmed."""
+    return recalled(kept_text(replace(memory, ladder=replace(memory.ladder, trial=None))), now_s)
+
+
 def _cut_off(ladder: StepsMemory, trial: StepTrial, now_s: float) -> StepsMemory:
     """What was in force before the trial is again, and the trial may have made things worse until it was judged."""
     lasted_s = min(max(now_s - trial.since_s, 0.0), LONGEST_TRIAL_S)

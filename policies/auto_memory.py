@@ -18,6 +18,8 @@ HOLD_S = 10.0
 """Levels stay for at least so long: the response times of before must have left the windows first."""
 TRIAL_S = 40.0
 """After so long a change is judged."""
+PAUSED_S = 60.0
+"""After so long without a decision, as while the host was released, all is measured anew."""
 
 Levels = Mapping[str, int]
 """By application; absent: the critical weight."""
@@ -60,6 +62,7 @@ class AutoMemory:
     loans have cost more than that of late. ``known_s``: since when response times are known; None: they are not yet.
     ``before_levels`` and ``before_room``: all courses when these began, for the explanation. ``samplings``: samples of
     response times by which the steps of the ladder are judged. ``slas``: those that all of it is about, by application.
+    ``decided_s``: when it is of; None: of no decision.
     """
 
     fits: Fits = field(default_factory=Fits)
@@ -82,3 +85,4 @@ class AutoMemory:
     experiments: Experiments = field(default_factory=Experiments)
     crowd: Crowd = field(default_factory=Crowd)
     slas: Mapping[str, Sla] = field(default_factory=dict)
+    decided_s: float | None = None

@@ -25,6 +25,8 @@ from policies.auto import POLICY as AUTO
 from policies.auto_crowd import Crowd
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling
 from policies.auto_model import SPREAD, AppModel, HostModel, fit_model, weight_at
+from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind, StepsMemory, StepTrial
+from policies.cores import Sampling
 from policies.priority import POLICY as PRIORITY
 from tests.unit.build import capabilities, view
 
@@ -203,6 +205,26 @@ def test_what_is_only_observed_is_not_judged_until_it_is_enforced() -> None:
     assert not lowered, "a trial began when it was written, and brought nothing"
     assert isinstance(memory, AutoMemory)
     assert memory.cooling["flooded"].times == 1
+
+
+@pytest.mark.parametrize(("pause_s", "worse_s", "returned"), [(5.0, 50.0, 1), (3600.0, 0.0, 0)])
+def test_a_pause_in_a_trial_is_nobodys_harm(pause_s: float, worse_s: float, returned: int) -> None:
+    """As while the host was released: the SLA is violated then, and the error budget of trials is for trials."""
+    quota = StepCandidate(LadderStep(StepKind.QUOTA, "batch", 0.5, "shop", 0.5), 0.3, 0.1, 0.0, "it is noisy")
+    kept = StepInForce(quota, 500.0, 0.3, 500.0)
+    trial = StepTrial(quota, 1000.0, {"shop": (-1.0,) * 6}, replaces=kept, off=True, at_risk=False)
+    ladder = StepsMemory(
+        (kept,), trial, {"shop": (-0.9, -0.8)}, changed_s=1000.0, began_s=0.0, known_s={"shop": 1040.0}
+    )
+    samplings = {"shop": Sampling(1040.0, 5, (45.0,), 1040.0)}
+    memory = AutoMemory(ladder=ladder, samplings=samplings, decided_s=1045.0)
+    at_s = 1045.0 + pause_s
+    seen = moment(at_s, application("shop", [300, 500, 600], 100.0, at_s), vms=[batch(), vm("shop", 0.5, 0.45)])
+    after = AUTO.decide(replace(seen, host=replace(seen.host, law=Law(min_samples=20))), memory).memory
+    assert isinstance(after, AutoMemory)
+    assert after.ladder.trial is None
+    assert [(each.step, each.returned) for each in after.ladder.in_force] == [(quota.step, returned)]
+    assert after.ladder.worse_s == worse_s
 
 
 def test_levels_that_helped_are_kept() -> None:
