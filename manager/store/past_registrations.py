@@ -102,10 +102,18 @@ def read_past(session: Session, since: datetime | None, names: Collection[str] |
     if names is not None:
         query = query.where(is_one_of(session, AuditRow.object, names))
     changes: dict[str, list[tuple[datetime, Json]]] = {}
-    for application, at, before in session.execute(query.order_by(AuditRow.at, AuditRow.id)):
+    for application, at, before in session.execute(query.order_by(AuditRow.id)):
         if before is not None:
             changes.setdefault(application, []).append((at, before))
-    return Past(changes)
+    return Past({application: _in_order(made) for application, made in changes.items()})
+
+
+def _in_order(changes: Sequence[tuple[datetime, Json]]) -> list[tuple[datetime, Json]]:
+    """Changes in the order in which they were made, none dated later than the next: managers' clocks may differ."""
+    ordered: list[tuple[datetime, Json]] = []
+    for at, before in reversed(changes):
+        ordered.append((min(at, ordered[-1][0]) if ordered else at, before))
+    return ordered[::-1]
 
 
 def serving(

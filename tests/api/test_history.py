@@ -340,6 +340,17 @@ def test_a_slot_is_judged_by_the_sla_that_was_in_force_when_it_began(hosts: Api,
     assert [one["violated_share"] for one in hosts.ok("GET", "/applications/shop/budget")["budgets"]] == [0.5] * 3
 
 
+def test_the_sla_in_force_follows_the_order_of_changes_whatever_the_clocks_of_managers(hosts: Api) -> None:
+    send(hosts, windows=[slot(end=5), slot(end=10)])
+    hosts.clock.now_s += 5
+    hosts.ok("PATCH", "/applications/shop", {"sla": {"response_time_ms": 1}})
+    hosts.clock.now_s -= 2  # another manager answers, whose clock is behind
+    hosts.ok("PATCH", "/applications/shop", {"mode": "observe"})
+    hosts.clock.now_s += 1002
+    found = hosts.ok("GET", f"/applications/shop/history?since={moment(0)}")
+    assert found["violations"] == [{"start": moment(5), "end": moment(10), "violated": 1}]
+
+
 def test_the_budget_tells_since_when_anything_was_measured(hosts: Api) -> None:
     assert hosts.ok("GET", "/applications/shop/budget")["first_at"] is None
     send(hosts, windows=[slot(end=-4000), slot(end=0)])
