@@ -318,7 +318,7 @@ def _lines(
 ) -> tuple[list[HostStep], list[VmLines]]:
     """The ticks of a host in steps, with lines of the VMs that ``classes`` has; None: of all that ran there."""
     since, until = _after_tick(context, steps.first_s), _after_tick(context, steps.end_s)
-    ticks = read_ticks(session, host, since, until, most)
+    ticks = read_ticks(session, host, since, until, most, steps.count)
     if classes is None:
         ticks, classes = classified(session, ticks)
     row = find(session, HostRow, host)

@@ -115,15 +115,17 @@ def _is_finished(length: timedelta) -> ColumnElement[bool]:
     return ~exists().where(*minute_of_host, other.start >= note.start, other.start < note.until)
 
 
-def read_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> Iterator[TickRecord]:
+def read_ticks(
+    session: Session, host: str, since: datetime, until: datetime, most: int, steps: int = 1
+) -> Iterator[TickRecord]:
     """The ticks of a host from ``since`` until before ``until``, oldest first.
 
     In a long range, and where ticks are not kept any more, means over minutes or hours take their place. Of more than
-    ``most`` rows every second, third and so on is read.
+    ``most`` rows every second, third and so on is read, but not so few that one of so many ``steps`` would have none.
     """
     means, since = _means(session, host, since, until, 2 * (until - since).total_seconds() / most)
     rows = [*means, *(tick.body for tick in ticks_between(session, host, since, until))]
-    chosen = rows[:: -(-len(rows) // most) or 1]
+    chosen = rows[:: max(min(-(-len(rows) // most), len(rows) // steps), 1)]
     numbers = [row for row in chosen if isinstance(row, int)]
     for first in range(0, len(numbers), _BATCH):
         some = TickRollupRow.id.in_(numbers[first : first + _BATCH])

@@ -248,6 +248,20 @@ def test_more_ticks_than_are_read_are_thinned_out_evenly(hosts: Api) -> None:
     assert min(counts[1:-1]) > 0.9 * max(counts)
 
 
+def test_however_many_ticks_are_left_out_each_step_has_one(hosts: Api) -> None:
+    for part in range(8):
+        numbers = range(500 * part, 500 * part + 500)
+        for host, name in ((HOST, "web-1"), (OTHER, "web-2")):
+            ticks = [tick_of(-3 * number, host_cpu_share=0.5, vms=[vm(name, 0.25)]) for number in numbers]
+            send(hosts, host, vms=[status(name)], ticks=ticks)
+    found = hosts.ok("GET", f"/hosts/{HOST}/history?since={moment(-9000)}&points=2000")
+    assert found["step_s"] == 5
+    assert {step["host_cpu_share"] for step in found["steps"][1:-1]} == {0.5}
+    of_tiers = hosts.ok("GET", f"/applications/shop/tiers-history?since={moment(-12_000)}&points=2000")
+    assert of_tiers["step_s"] == 10
+    assert set(of_tiers["tiers"][0]["pcpus"][1:-1]) == {2.0}, "of both hosts, in each step"
+
+
 def test_more_than_two_years_of_ticks_are_refused(hosts: Api) -> None:
     for path in (f"/hosts/{HOST}/history", "/applications/shop/tiers-history"):
         hosts.ok("GET", f"{path}?since={moment(-732 * 86_400)}")
