@@ -322,7 +322,8 @@ def _make_engine(url: URL, pool_size: int | None) -> Engine:
         _prepare_sqlite(engine, foreign_keys=not migrating, timeout_s=timeout_s)
         return engine
     waits = {name: value for name, value in _WAITS.items() if name not in url.query}
-    arguments = {**waits, "options": f"-c timezone=utc -c lock_timeout={timeout_s}s"}
+    given = " ".join(url.normalized_query.get("options", ()))  # such as the schema of the tables
+    arguments = {**waits, "options": f"-c lock_timeout={timeout_s}s {given} -c timezone=utc"}
     if not migrating:
         pool |= {"pool_use_lifo": True, "pool_recycle": 1800}
     engine = create_engine(url, connect_args=arguments, **pool)

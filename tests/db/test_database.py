@@ -218,6 +218,21 @@ def test_a_server_that_vanished_times_out(new_url: Callable[[str], str]) -> None
         database.close()
 
 
+def test_options_of_the_url_reach_the_server_beside_our_own(new_url: Callable[[str], str]) -> None:
+    url = new_url("postgresql")
+    plain = open_database(url)
+    with plain.writing() as session:
+        session.execute(text("CREATE SCHEMA equipoise"))
+    plain.close()
+    database = open_database(f"{url}&options=-csearch_path%3Dequipoise%20-ctimezone%3DEurope/Paris")
+    database.upgrade()
+    with database.reading() as session:
+        schemas = session.scalars(text("SELECT schemaname FROM pg_tables WHERE tablename = 'hosts'")).all()
+        zone, wait = (session.scalar(text(f"SHOW {name}")) for name in ("timezone", "lock_timeout"))
+    database.close()
+    assert (schemas, str(zone).lower(), wait) == (["equipoise"], "utc", "15s")
+
+
 def test_of_several_servers_the_one_that_takes_writes_serves(new_url: Callable[[str], str], tmp_path: Path) -> None:
     url = new_url("postgresql")
     folder = url.partition("host=")[2]
