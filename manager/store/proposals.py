@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from manager.control.balance import PastMigration
@@ -160,16 +160,13 @@ def take_reports(session: Session, host: str, reports: Sequence[MigrationReport]
 
     What agents are to do changes only where one begins or ends. Call it first in a transaction.
     """
-    rows = {report.number: session.get(ProposalRow, report.number) for report in reports}
-    known = [
-        (row, report)
-        for report in reports
-        if (row := rows[report.number]) is not None and row.source == host and row.state in UNDER_WAY
-    ]
-    moved = [row for row, report in known if row.state is not report.state]
-    if moved:
+    known = _under_way(session, host, reports)
+    if any(row.state is not report.state for row, report in known):
         lock_registrations(session)
-        note_registration(session, hosts_of(moved))
+        known = _under_way(session, host, reports)
+        moved = [row for row, report in known if row.state is not report.state]
+        if moved:
+            note_registration(session, hosts_of(moved))
     for row, report in known:
         row.reported_at, row.copied = now, report.copied
         if row.begun_at is None and report.state is not MigrationState.FAILED:
@@ -185,16 +182,31 @@ def take_reports(session: Session, host: str, reports: Sequence[MigrationReport]
             _failed(session, row, now, report.detail)
 
 
+def _under_way(
+    session: Session, host: str, reports: Sequence[MigrationReport]
+) -> list[tuple[ProposalRow, MigrationReport]]:
+    """The migrations of a host that are not over, each with what is reported of it."""
+    rows = {row.id: row for row in _read(session, ProposalRow.source == host, ProposalRow.state.in_(UNDER_WAY))}
+    return [(rows[report.number], report) for report in reports if report.number in rows]
+
+
+def _read(session: Session, *conditions: ColumnElement[bool]) -> Sequence[ProposalRow]:
+    """The proposals that meet all conditions, as they are now: while a lock was waited for they may have changed."""
+    query = select(ProposalRow).where(*conditions).order_by(ProposalRow.id)
+    return session.scalars(query.execution_options(populate_existing=True)).all()
+
+
 def close_proposals(session: Session, now: datetime, since: datetime = _EVER) -> int:
     """End migrations whose VM arrived, or of which no report comes, and proposals that nobody decided in time.
 
     ``since``: silence before then does not count, because no manager ran. Returns how many. What agents are to do
     changes only where there is one. Call it first in a transaction.
     """
-    rows = session.scalars(select(ProposalRow).where(ProposalRow.state.in_(OPEN)).order_by(ProposalRow.id)).all()
-    ends = [(row, end) for row in rows if (end := _end(session, row, now, since)) is not None]
+    ends = _ends(session, now, since)
     if ends:
         lock_registrations(session)
+        ends = _ends(session, now, since)
+    if ends:
         note_registration(session, hosts_of(row for row, _ in ends))
     for row, end in ends:
         if end is MigrationState.EXPIRED:
@@ -204,6 +216,12 @@ def close_proposals(session: Session, now: datetime, since: datetime = _EVER) ->
         else:
             _failed(session, row, now, _why_late(session, row))
     return len(ends)
+
+
+def _ends(session: Session, now: datetime, since: datetime) -> list[tuple[ProposalRow, MigrationState]]:
+    """The open proposals that ended without a report, and how."""
+    rows = _read(session, ProposalRow.state.in_(OPEN))
+    return [(row, end) for row in rows if (end := _end(session, row, now, since)) is not None]
 
 
 def _end(session: Session, row: ProposalRow, now: datetime, since: datetime) -> MigrationState | None:

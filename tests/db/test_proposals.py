@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from manager.api.context import ManagerContext
 from manager.api.manager_jobs import make_jobs
@@ -284,6 +285,34 @@ def test_what_nobody_decides_expires_without_a_cool_down(fleet: Database) -> Non
         assert close_proposals(session, NOW + timedelta(minutes=31)) == 1
         assert past_migrations(session, NOW) == []
     assert state(fleet, number)[0] is MigrationState.EXPIRED
+
+
+def test_what_is_decided_or_reported_while_it_would_end_counts(fleet: Database) -> None:
+    number = proposed(fleet)
+    with ThreadPoolExecutor(1) as pool:
+        with fleet.exclusively() as session:
+            approve(session, number, "user ann", NOW + timedelta(minutes=29))
+            ended = pool.submit(close_after, fleet, 31)
+            wait_until_blocked(fleet)
+        assert ended.result() == 0
+    assert state(fleet, number) == (MigrationState.APPROVED, "")
+    with ThreadPoolExecutor(1) as pool:
+        with fleet.exclusively() as session:
+            assert close_proposals(session, NOW + timedelta(minutes=40)) == 1
+            reported = pool.submit(report, fleet, number, RUNNING, NOW + timedelta(minutes=39))
+            wait_until_blocked(fleet)
+        reported.result()
+    assert state(fleet, number)[0] is FAILED
+    assert [kind for kind, _ in events(fleet)] == ["migration-proposed", "migration-failed"], "it has not begun"
+
+
+def wait_until_blocked(database: Database) -> None:
+    """Until another transaction waits for a lock; on SQLite it waits before it has read anything."""
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    while database.file is None:
+        with database.reading() as session:
+            if session.scalar(waiting):
+                return
 
 
 def test_a_migration_goes_on_while_no_manager_runs(fleet: Database) -> None:
