@@ -44,6 +44,7 @@ from manager.store.jobs import Run
 from manager.store.latest_glances import latest_glances
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.proposals import Proposal, busy_hosts, past_migrations, propose
+from manager.store.registrations import find
 from manager.store.source_rows import hosts_of
 from manager.store.vm_lists import VmFilter, list_vms
 
@@ -129,10 +130,9 @@ class Balancer:
             self._looked[violation.host] = now
             proposal = self._search(fleet, violation, run.stopped)
             if proposal is not None:
-                source = fleet.hosts[proposal.source]
-                approved = source.use is MigrationUse.AUTO and source.mode is Mode.ENFORCE and not proposal.unpredicted
                 with database.registering(proposal.source, proposal.destination) as session:
-                    if not {proposal.source, proposal.destination} & busy_hosts(session):
+                    approved = _approval(session, proposal)
+                    if approved is not None:
                         propose(session, proposal, now, approved=approved)
                         count += 1
         return count
@@ -173,7 +173,7 @@ class Balancer:
                 pcpus_of(row),
                 row.mode,
                 row.migrate,
-                row.last_seen_at is not None and not row.silent,
+                _reports(row),
                 name in violated,
                 tuple(vms.get(name, ())),
             )
@@ -220,6 +220,26 @@ class Balancer:
         except NotFound as error:
             raise TwinRefused(str(error)) from error
         return calibrate(recording, TWIN_EFFORT, one_by_one, on_step)
+
+
+def _approval(session: Session, proposal: Proposal) -> bool | None:
+    """Whether the source's setting approves a proposal; None: it may not be made any more.
+
+    By what is so now: a search takes a minute, in which an operator may have said otherwise.
+    """
+    source, destination = (find(session, HostRow, name) for name in (proposal.source, proposal.destination))
+    if source is None or destination is None or {source.name, destination.name} & busy_hosts(session):
+        return None
+    if MigrationUse.OFF in {source.migrate, destination.migrate} or destination.mode is not Mode.ENFORCE:
+        return None
+    vms = list_vms(session, VmFilter(names=frozenset({proposal.vm})), None, 1)
+    if not (_reports(source) and _reports(destination)) or [vm["status_host"] for vm in vms] != [source.name]:
+        return None
+    return source.migrate is MigrationUse.AUTO and source.mode is Mode.ENFORCE and not proposal.unpredicted
+
+
+def _reports(host: HostRow) -> bool:
+    return host.last_seen_at is not None and not host.silent
 
 
 def _movable(vm: Mapping[str, Any], pcpus: int) -> MovableVm:

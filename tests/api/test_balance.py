@@ -197,6 +197,33 @@ def test_the_setting_approves_by_itself(fleet: Fleet) -> None:
     assert fleet.api.ok("GET", "/proposals/1")["detail"] == "no disk there"
 
 
+@pytest.mark.parametrize(
+    ("host", "change", "states"),
+    [
+        (HOST, {"migrate": "off"}, []),
+        (HOST, {"migrate": "propose"}, ["proposed"]),
+        (HOST, {"mode": "observe"}, ["proposed"]),
+        ("kvm2", {"migrate": "off"}, []),
+        ("kvm2", {"mode": "released"}, []),
+        ("kvm2", None, []),
+    ],
+)
+def test_what_is_changed_during_the_search_counts(
+    fleet: Fleet, host: str, change: dict[str, str] | None, states: list[str]
+) -> None:
+    def changing(name: str, on_step: Callable[[], None]) -> Twin:
+        if change is not None:
+            fleet.api.ok("PATCH", f"/hosts/{host}", change)
+        elif fleet.api.call("GET", f"/hosts/{host}").status_code == 200:
+            fleet.api.ok("DELETE", f"/hosts/{host}")
+        return crowded(name, on_step)
+
+    fleet.tell()
+    fleet.api.ok("PATCH", f"/hosts/{HOST}", {"migrate": "auto"})
+    assert Fleet(fleet.api, changing).look() == len(states)
+    assert [each["state"] for each in fleet.proposals()] == states
+
+
 def test_bad_requests_and_reports(fleet: Fleet) -> None:
     assert fleet.api.refused(404, "POST", "/proposals/7/approve")["detail"] == "there is no proposal 7"
     problem = fleet.api.refused(422, "GET", "/proposals/0")
