@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from operator import itemgetter
 
 from flask import redirect, url_for
 from werkzeug.wrappers import Response as AnyResponse
@@ -35,12 +36,13 @@ def decide_proposal(number: int, decision: str) -> AnyResponse:
 
 
 def _page(status: int = HTTPStatus.OK, detail: str = "") -> AnyResponse:
-    found = rest.get("/proposals", limit=_SHOWN)["items"]
-    is_open = [MigrationState(proposal["state"]) in OPEN for proposal in found]
+    states = (state for state in MigrationState if state in OPEN)  # in this order none that goes on is missed
+    found = {proposal["number"]: proposal for state in states for proposal in rest.every("/proposals", state=state)}
+    newest = rest.get("/proposals", limit=_SHOWN)["items"]
     return page(
         "proposals.html",
         status,
         detail=detail,
-        open=[proposal for proposal, still in zip(found, is_open, strict=True) if still],
-        over=[proposal for proposal, still in zip(found, is_open, strict=True) if not still],
+        open=sorted(found.values(), key=itemgetter("number"), reverse=True),
+        over=[proposal for proposal in newest if MigrationState(proposal["state"]) not in OPEN],
     )

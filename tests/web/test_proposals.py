@@ -14,6 +14,7 @@ from manager.store.registrations import get
 from manager.store.tokens import Role
 from tests.api.conftest import START
 from tests.web.desk import Desk
+from webui import proposal_pages
 
 PREDICTION = MovePrediction("shop", "kvm1", 95.0, 80.0, MoveSpan(120, 110, 130), MoveSpan(60, 55, 65))
 
@@ -50,6 +51,16 @@ def test_what_is_predicted_is_shown_and_viewers_have_no_buttons(fleet: Desk) -> 
         assert text in card
     assert "Dismiss" not in card
     assert "Dismiss" in fleet.browser(Role.OPERATOR).get("/proposals").by_id("proposal-1").text
+
+
+def test_all_that_is_open_is_shown_however_many_are_newer(fleet: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposal_pages, "_SHOWN", 2)
+    numbers = [proposed(fleet) for _ in range(4)]
+    for number in numbers[2:]:
+        fleet.api.ok("POST", f"/proposals/{number}/dismiss")
+    fleet.api.ok("POST", f"/proposals/{numbers[0]}/approve")
+    page = fleet.browser(Role.VIEWER).get("/proposals")
+    assert [number for number in numbers if f'id="proposal-{number}"' in page.source] == numbers[:2]
 
 
 def test_texts_of_others_are_no_markup(fleet: Desk) -> None:
