@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from manager.model.histogram import Histogram, bucket_of
@@ -38,6 +38,8 @@ _NO_SERIES = "the query answers no series"
 _POSITIONS = 200
 _OLDER = 0.9
 """Counters that go back to no less than this part are an older reading, as of another of several servers."""
+_CATCHES_UP_S = 60.0
+"""Such a server is a scrape behind: what stays less is less, as a sum of which one of many instances ended."""
 
 Series = frozenset[tuple[str, str]]
 """The labels of a series, without ``le``."""
@@ -238,6 +240,14 @@ def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
     return buckets
 
 
+class _Before(NamedTuple):
+    """A series at its newest reading, when it was seen last, and since when readings are older; None: they are not."""
+
+    seen_s: float
+    cumulative: Cumulative
+    older_s: float | None = None
+
+
 class BucketCounter:
     """Turns readings of all series of a query into what was observed since the reading before.
 
@@ -245,7 +255,7 @@ class BucketCounter:
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, tuple[float, Cumulative]] = {}  # with when it was seen, the oldest first
+        self._before: dict[int, _Before] = {}  # the one that was not seen for longest first
 
     def update(self, reading: Mapping[Series, Cumulative], now_s: float) -> dict[int, int]:
         """Counts by our buckets. A series counts from its second reading on.
@@ -256,18 +266,21 @@ class BucketCounter:
         for series, now in reading.items():
             key = hash(series)
             before = self._before.pop(key, None)
-            if before is not None and is_older(now, before[1]):
-                self._before[key] = now_s, before[1]
-                continue
+            if before is not None and is_older(now, before.cumulative):
+                older_s = now_s if before.older_s is None else before.older_s
+                if now_s - older_s <= _CATCHES_UP_S:
+                    self._before[key] = before._replace(seen_s=now_s, older_s=older_s)
+                    continue
+                before = None
             if before is not None:
                 total = totals.setdefault(frozenset(now), {})
-                for bound, count in increase(before[1], now).items():
+                for bound, count in increase(before.cumulative, now).items():
                     total[bound] = total.get(bound, 0.0) + count
-            self._before[key] = now_s, now
-        beyond = sum(len(cumulative) for _, cumulative in self._before.values()) - sum(map(len, reading.values()))
-        for key, (seen_s, cumulative) in list(self._before.items())[: len(self._before) - len(reading)]:
-            if seen_s < now_s - KEEP_S or beyond > MOST_KEPT:
+            self._before[key] = _Before(now_s, now)
+        beyond = sum(len(held.cumulative) for held in self._before.values()) - sum(map(len, reading.values()))
+        for key, held in list(self._before.items())[: len(self._before) - len(reading)]:
+            if held.seen_s < now_s - KEEP_S or beyond > MOST_KEPT:
                 del self._before[key]
-                beyond -= len(cumulative)
+                beyond -= len(held.cumulative)
         merged = Histogram().merge(*(Histogram(to_histogram(total)) for total in totals.values()))
         return dict(merged.buckets)

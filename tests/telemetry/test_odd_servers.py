@@ -90,6 +90,31 @@ def test_an_older_reading_is_no_reset() -> None:
     assert sum(counter.update({series: {0.1: 900_100.0, INF: 1_000_100.0}}, 10).values()) == 100
 
 
+def test_a_sum_that_is_less_since_an_instance_ended_goes_on() -> None:
+    """One of twenty instances ends, of which the query sums the counters; each has had a million requests."""
+    series = frozenset({("app", "shop")})
+    counter = BucketCounter()
+    counter.update({series: {0.1: 19_000_000.0, INF: 20_000_000.0}}, 0)
+    counted = 0
+    for poll in range(1, 41):  # 10 minutes at 100 req/s
+        total = 19_000_000.0 + 1500 * poll
+        counted += sum(counter.update({series: {0.1: 0.95 * total, INF: total}}, 15.0 * poll).values())
+    assert 45_000 <= counted <= 60_000, "what was observed meanwhile, but for a minute or so"
+
+
+def test_readings_that_are_older_now_and_then_never_count_twice() -> None:
+    """Of two servers, one half a minute behind the other, each answers some of the polls for twenty minutes."""
+    series = frozenset({("pod", "a")})
+    counter = BucketCounter()
+    counter.update({series: {INF: 1_000_000.0}}, 0)
+    counted = 0
+    for poll in range(1, 81):
+        behind_s = 30 if poll % 4 else 0
+        total = 1_000_000.0 + 10 * max(15 * poll - behind_s, 0)
+        counted += sum(counter.update({series: {INF: total}}, 15.0 * poll).values())
+    assert counted == 12_000
+
+
 def test_what_was_observed_while_the_server_could_not_be_asked_for_long_is_not_of_now(fed: Fed) -> None:
     server = Server(fed, PrometheusQuery("prom", "http://p", "x_bucket", every_s=5))
     server.poll(buckets(0, 0, 0))
