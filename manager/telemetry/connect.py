@@ -13,7 +13,8 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -28,7 +29,8 @@ KEEP_S = 30.0
 """For so long the result of a look-up is used."""
 _AGAIN_S = 1.0
 _ATTEMPT_S = 0.25
-"""An address that does not answer within it is left for the next one, as in RFC 8305, 5."""
+"""Beside an address that does not answer within it the next one is tried, too, as in RFC 8305, 5."""
+_NOT_CONNECTED = OSError, httpcore.ConnectError, httpcore.ConnectTimeout
 _MOST_ADDRESSES = 8
 _HEAD_BYTES = 16 * 1024
 """How much may come before a body: status, headers, and interim answers, of which there need be no end."""
@@ -71,18 +73,41 @@ class Names:
         self._pending: asyncio.Task[None] | None = None
         self._answered = ""  # the address that did last, which is tried first
 
-    async def connect(self, host: str, connect: Callable[[str], Awaitable[Opened]]) -> Opened:
-        """What ``connect`` returns for the first address that answers. Raises Unreachable, or as ``connect`` does."""
-        *others, last = sorted(await self.addresses(host), key=lambda address: address != self._answered)
-        for address in others:
-            with contextlib.suppress(OSError, httpcore.ConnectError, httpcore.ConnectTimeout):
-                async with asyncio.timeout(_ATTEMPT_S):
-                    opened = await connect(address)
-                self._answered = address
-                return opened
-        opened = await connect(last)
-        self._answered = last
-        return opened
+    async def connect(
+        self,
+        host: str,
+        connect: Callable[[str], Awaitable[Opened]],
+        close: Callable[[Opened], Awaitable[None]],
+    ) -> Opened:
+        """What ``connect`` returns for the first address that answers. Raises Unreachable, or as ``connect`` does.
+
+        An address that is slow is still waited for beside the next one; ``close`` ends what is not needed then.
+        """
+        left = deque(sorted(await self.addresses(host), key=lambda address: address != self._answered))
+        if len(left) == 1:
+            return await connect(left[0])
+        attempts: dict[asyncio.Future[Opened], str] = {}
+        try:
+            while True:
+                if left:
+                    address = left.popleft()
+                    attempts[asyncio.ensure_future(connect(address))] = address
+                most_s = _ATTEMPT_S if left else None
+                done, _ = await asyncio.wait(attempts, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+                for attempt in done:
+                    failure = attempt.exception()
+                    address = attempts[attempt]
+                    if failure is None:
+                        self._answered = address
+                        del attempts[attempt]
+                        return attempt.result()
+                    if not isinstance(failure, _NOT_CONNECTED):
+                        raise failure
+                    del attempts[attempt]
+                    if not attempts and not left:
+                        raise failure
+        finally:
+            await _end(attempts, close)
 
     async def addresses(self, host: str) -> list[str]:
         """The addresses of a host, each of which may be connected to, at least one. Raises Unreachable."""
@@ -119,6 +144,17 @@ class Names:
             self._pending = None
         keep_s = _AGAIN_S if isinstance(result, Unreachable) else KEEP_S
         self._results = {host: (asyncio.get_running_loop().time() + keep_s, result)}
+
+
+async def _end(attempts: Collection[asyncio.Future[Opened]], close: Callable[[Opened], Awaitable[None]]) -> None:
+    """Connect no more, and close what was connected to."""
+    for attempt in attempts:
+        attempt.cancel()
+    if attempts:
+        await asyncio.wait(attempts)
+    for attempt in attempts:
+        if not attempt.cancelled() and attempt.exception() is None:
+            await close(attempt.result())
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +261,14 @@ class _Backend(httpcore.AsyncNetworkBackend):
         def connect(address: str) -> Awaitable[httpcore.AsyncNetworkStream]:
             return self._real.connect_tcp(address, port, timeout, local_address, socket_options)
 
-        return _Bounded(await self._names.connect(host, connect), self._most_bytes)
+        return _Bounded(await self._names.connect(host, connect, _close), self._most_bytes)
 
     async def sleep(self, seconds: float) -> None:
         await self._real.sleep(seconds)
+
+
+async def _close(stream: httpcore.AsyncNetworkStream) -> None:
+    await stream.aclose()
 
 
 class _Bounded(httpcore.AsyncNetworkStream):

@@ -61,7 +61,7 @@ class TextConnection:
             self.close()
         if self._streams is None:
             self._streams = await self._names.connect(
-                self._address, lambda address: asyncio.open_connection(address, self._port, limit=_MAX_LINE)
+                self._address, lambda address: asyncio.open_connection(address, self._port, limit=_MAX_LINE), _abort
             )
         reader, writer = self._streams
         writer.write(command.encode() + b"\r\n")
@@ -91,6 +91,10 @@ class TextConnection:
             if words[1] in _READ and len(words[2]) <= _MAX_DIGITS:
                 values[words[1]] = words[2]
         raise Abuse("the server answers endless stats")
+
+
+async def _abort(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    streams[1].transport.abort()
 
 
 def _is_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

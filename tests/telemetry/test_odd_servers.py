@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import socket
 from collections.abc import Iterator
@@ -76,9 +77,67 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next_one() -> None:
     async def ask() -> list[str]:
         names = Names(DEFAULT_REACH, two)
         async with asyncio.timeout(1):
-            return [await names.connect("shop.example", connect) for _ in range(10)]
+            return [await names.connect("shop.example", connect, closed) for _ in range(10)]
 
     assert asyncio.run(ask()) == ["192.0.2.1"] * 10
+
+
+async def closed(_opened: object) -> None:
+    """There is nothing to be closed."""
+
+
+@pytest.mark.parametrize("order", [["192.0.2.1", "2001:db8::1"], ["2001:db8::1", "192.0.2.1"]])
+def test_an_address_that_is_slow_is_waited_for_where_the_other_one_refuses(order: list[str]) -> None:
+    """A guest that waits for pCPUs takes a while for a SYN, and serves one of the addresses of its name alone."""
+
+    async def two(_host: str) -> list[str]:
+        return order
+
+    async def connect(address: str) -> str:
+        if address == "2001:db8::1":
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        await asyncio.sleep(0.4)
+        return address
+
+    async def ask() -> list[str]:
+        names = Names(DEFAULT_REACH, two)
+        async with asyncio.timeout(5):
+            return [await names.connect("shop.example", connect, closed) for _ in range(2)]
+
+    assert asyncio.run(ask()) == ["192.0.2.1"] * 2
+
+
+@pytest.mark.parametrize("ends", ["late", "at once", "cancelled"])
+def test_only_one_of_several_connections_stays(ends: str) -> None:
+    opened: list[str] = []
+    ended: list[str] = []
+
+    async def two(_host: str) -> list[str]:
+        return ["192.0.2.1", "192.0.2.2"]
+
+    async def connect(address: str) -> str:
+        try:
+            await asyncio.sleep(0.3 if address == "192.0.2.1" else 0.05 if ends == "at once" else 10)
+        except asyncio.CancelledError:
+            ended.append(address)
+            raise
+        opened.append(address)
+        return address
+
+    async def close(address: str) -> None:
+        ended.append(address)
+
+    async def ask() -> str:
+        async with asyncio.timeout(0.28 if ends == "cancelled" else 5):
+            return await Names(DEFAULT_REACH, two).connect("shop.example", connect, close)
+
+    if ends == "cancelled":
+        with pytest.raises(TimeoutError):
+            asyncio.run(ask())
+        assert sorted(ended) == ["192.0.2.1", "192.0.2.2"]
+        return
+    found = asyncio.run(ask())
+    assert sorted([found, *ended]) == ["192.0.2.1", "192.0.2.2"]
 
 
 def test_an_older_reading_is_no_reset() -> None:
