@@ -77,12 +77,14 @@ class Feed:
             case Fate.EARLY if count:
                 self._count("malformed", "response times of the future: the clock of the sender is ahead", count)
             case Fate.FULL:
-                self._count("malformed", "more response times than can be counted", count)
+                self._count("malformed", "more response times or requests than can be counted", max(count, 1))
         return fate
 
     def take_requests(self, start_s: float, end_s: float, requests: float) -> None:
         """Count requests whose response times are unknown, as ``WindowStore.add_requests`` does."""
-        self.store.add_requests(self.application, start_s, end_s, requests)
+        if self.store.add_requests(self.application, start_s, end_s, requests) is Fate.FULL:
+            self._count("malformed", "more requests than can be counted")
+            return
         self._add_up(requests, start_s, end_s)
 
     def malformed(self, reason: str) -> None:

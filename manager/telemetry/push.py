@@ -162,7 +162,7 @@ class PushPages:
         times_us = [time_ms * 1000 for time_ms in samples.times_ms]
         fate = feed.take(end_s, times_us, buckets=samples.buckets, requests=requests)
         if fate is Fate.FULL:
-            raise _bad("buckets", f"a slot counts at most {MAX_COUNT} response times")
+            raise _bad("buckets", f"a slot counts at most {MAX_COUNT} response times, and as many requests")
         return SamplesOut(accepted=0, late=count) if fate is Fate.LATE else SamplesOut(accepted=count, late=0)
 
     def _lines(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:

@@ -117,7 +117,7 @@ class WindowStore:
             if slot is None:
                 return Fate.LATE
             more = len(times_us) + sum((buckets or {}).values())
-            if slot.count + more > MAX_COUNT:
+            if slot.count + more > MAX_COUNT or (slot.requests or 0.0) + (requests or 0.0) > MAX_COUNT:
                 return Fate.FULL
             slot.count += more
             counts = slot.buckets
@@ -131,23 +131,26 @@ class WindowStore:
             slot.ready = ready or slot.ready
             return Fate.TAKEN
 
-    def add_requests(self, application: str, start_s: float, end_s: float, requests: float) -> None:
+    def add_requests(self, application: str, start_s: float, end_s: float, requests: float) -> Fate:
         """Count requests of unknown response times, spread evenly over a time. Closed slots take none.
 
         Zero counts too: it distinguishes an idle application from a silent source.
         """
+        if requests > MAX_COUNT:
+            return Fate.FULL
         with self._lock:
             now_s = self._advance()
             end_s = min(end_s, now_s)
             length_s = end_s - start_s
             if length_s <= 0:
-                return
+                return Fate.TAKEN
             first = max(math.floor(start_s / self.slot_s), self._closed_until + 1)
             for number in range(first, slot_number(end_s, self.slot_s) + 1):
                 inside_s = min(end_s, (number + 1) * self.slot_s) - max(start_s, number * self.slot_s)
                 slot = self._slot(application, number)
                 if inside_s > 0 and slot is not None:
-                    slot.requests = (slot.requests or 0.0) + requests * inside_s / length_s
+                    slot.requests = min((slot.requests or 0.0) + requests * inside_s / length_s, MAX_COUNT)
+        return Fate.TAKEN
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         """The slots of the last ``KEEP_S``, by application, oldest first."""

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from manager.model.fields import adapter_of, fields_of
 from manager.model.histogram import Histogram
 from manager.model.reach import DEFAULT_REACH
 from manager.model.source import HttpProbe, MemcachedProbe, PrometheusQuery, Tap
+from manager.model.window import MAX_COUNT, Ready, Window
 from manager.telemetry.connect import Names
 from manager.telemetry.prometheus import BucketCounter
+from manager.telemetry.store import Fate
 from manager.telemetry.tap_reader import TapRoute
 from tests.telemetry.conftest import Fed, Running, shop, until
 from tests.telemetry.test_memcached import GOOD_STATS, Misbehaving
-from tests.telemetry.test_prometheus import INF, Server, buckets
+from tests.telemetry.test_prometheus import INF, Server, buckets, vector
 
 
 class Impatient(Misbehaving):
@@ -195,6 +198,29 @@ def test_requests_after_a_pause_are_of_the_poll_that_saw_them(fed: Fed) -> None:
     server.poll(buckets(1510, 1510, 1510))
     assert fed.count == 1500
     assert fed.requests == pytest.approx(1500)
+
+
+@pytest.mark.parametrize("rate", ["9e15", "1e308"])
+def test_a_rate_that_no_server_has_leaves_the_window_to_be_reported(fed: Fed, rate: str) -> None:
+    """A query for something else, or garbage: the interface takes no such window, so all in it was lost."""
+    spec = PrometheusQuery("prom", "http://p", "quantile", percentile=95, rate_query="bytes", every_s=5)
+    Server(fed, spec).poll(vector(({}, "0.08")), vector(({}, rate)))
+    [window] = fed.store.slots()["shop"]
+    assert (window.ready, window.requests) == (Ready(95, 80.0), None)
+    assert "more requests than can be counted" in fed.status.detail
+
+
+def test_requests_that_are_posted_leave_the_window_to_be_reported(fed: Fed) -> None:
+    now_s = fed.clock()
+    assert fed.feed.take(now_s, [1000.0], requests=1) is Fate.TAKEN
+    for _ in range(3):
+        fed.feed.take(now_s, [1000.0], requests=1e15)
+    for _ in range(3):
+        fed.feed.take_requests(now_s - 1, now_s, 9e11)
+    [window] = fed.store.slots()["shop"]
+    adapter_of(Window).validate_python(fields_of(Window, window) | {"histogram": {}})
+    assert (window.histogram.count, window.requests) == (1, MAX_COUNT)
+    assert fed.status.malformed == 3
 
 
 def test_series_with_other_bounds_are_spread_between_their_own() -> None:
