@@ -20,6 +20,7 @@ LONGEST_S = 1800.0
 """A migration that takes longer is aborted: the VM writes its memory faster than it can be copied."""
 _LOOK_S = 2.0
 _ABORT_S = 30.0
+_MIGRATION, _NO_JOB = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT, libvirt.VIR_DOMAIN_JOB_NONE
 _VANISHED = frozenset({libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID})
 
 log = logging.getLogger(__name__)
@@ -124,12 +125,16 @@ def _stats(domain: libvirt.virDomain) -> Mapping[str, int]:
 
 
 def _job(domain: libvirt.virDomain) -> Mapping[str, int] | None:
-    """What libvirt does with it; None: nothing. Raises VmVanished, HostError."""
+    """The migration to another host that is under way; None: none is, but perhaps a backup or another job.
+
+    libvirt says which it is since 3.3. Raises VmVanished, HostError.
+    """
     try:
         stats = dict(domain.jobStats())
     except libvirt.libvirtError as error:
         raise _failure(error) from error
-    return stats if stats.get("type", libvirt.VIR_DOMAIN_JOB_NONE) != libvirt.VIR_DOMAIN_JOB_NONE else None
+    migrates = stats.get(libvirt.VIR_DOMAIN_JOB_OPERATION, _MIGRATION) == _MIGRATION
+    return stats if migrates and stats.get("type", _NO_JOB) != _NO_JOB else None
 
 
 def _copied(stats: Mapping[str, int]) -> float | None:

@@ -177,6 +177,15 @@ def test_one_that_was_begun_before_is_aborted_by_its_own_time(domain: FakeDomain
     assert connection.closed
 
 
+def test_a_backup_that_began_after_it_is_not_taken_for_it(domain: FakeDomain, connection: FakeLibvirt) -> None:
+    """It failed while no agent ran; a backup may take for hours."""
+    backup = JOB | {"operation": libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP, "time_elapsed": 60_000}
+    domain.stats = [JOB | {"operation": libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT}, backup, NO_JOB]
+    assert follow() == [0.75]
+    assert not domain.aborted, "it is not ours"
+    assert connection.closed
+
+
 @pytest.mark.parametrize(("code", "kind"), [(libvirt.VIR_ERR_NO_DOMAIN, VmVanished), (libvirt.VIR_ERR_RPC, HostError)])
 def test_a_vm_that_left_while_it_was_watched(
     domain: FakeDomain, connection: FakeLibvirt, code: int, kind: type[HostError]
