@@ -43,7 +43,7 @@ class HostValues:
     ``adoptions`` counts, by domain UUID, how often the operator had settings taken back. ``scopes`` are the domains
     whose groups are scopes of systemd, and HOST_UUID where the batch group is a slice. ``replugged``: pCPUs went
     offline or came back a moment ago. ``no_batch_group``: there is none (any more). ``own_read``: all knobs of the host
-    itself could be read.
+    itself could be read. ``lost_irqs``: interrupts that are gone.
     """
 
     values: Mapping[KnobKey, KnobValue]
@@ -54,6 +54,7 @@ class HostValues:
     replugged: bool = False
     no_batch_group: bool = False
     own_read: bool = False
+    lost_irqs: Collection[int] = ()
 
 
 def diff(plan: Plan, host: HostValues, ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
@@ -178,7 +179,7 @@ class _Diff:
 
     def _without_value(self, key: KnobKey) -> Iterator[Change]:
         """Forget what ended: settings of a thread that was unplugged, the weight of a group back in its own idle class,
-        a warp whose scheduler is gone, the limit of a group that was removed.
+        a warp whose scheduler is gone, the limit of a group that was removed, an interrupt that the host has no more.
 
         In all cases the VM was read, or the host's root group. All other knobs without a value could not be read.
         """
@@ -188,6 +189,7 @@ class _Diff:
         unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.host.values
         unplugged |= key.uuid == HOST_UUID and key.knob in MEMORIES | EGRESS and self.host.own_read
         unplugged |= key.knob in BATCH_GROUPS and self.host.no_batch_group
+        unplugged |= key.knob is Knob.IRQ_AFFINITY and key.index in self.host.lost_irqs
         weightless = key.knob in IDLE_CLASSES and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.host.values.get(idle_key) == 1)):
             yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)

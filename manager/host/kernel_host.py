@@ -331,6 +331,9 @@ class KernelHost:
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         return self.files[family].read(self._target(instance))
 
+    def lost_interrupts(self, irqs: Collection[int]) -> Collection[int]:
+        return [irq for irq in irqs if not self._paths.irq(irq).exists()]
+
     def warp_counters(self) -> Mapping[str, int]:
         return self._mechanisms.sched_ext.counters()
 

@@ -224,6 +224,9 @@ class HostPort(Protocol):
         thread or our scheduler, is not among them. Raises VmVanished, HostError.
         """
 
+    def lost_interrupts(self, irqs: Collection[int]) -> Collection[int]:
+        """Those of these that the host has no more, as after queues of their interface were removed."""
+
     def batch_group(self) -> BatchGroup:
         """The group that holds all batch VMs, as of the last readings of VMs. Raises HostError."""
 

@@ -438,7 +438,9 @@ class ControlLoop:
         default, online = scale.default if scale else None, seen.snapshot.capabilities.online_cpus
         gone = group is not None and not group.exists
         own_read = HOST_UUID not in seen.reading.errors
-        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0, gone, own_read)
+        unread = [key.index for key in ledger if key.knob is Knob.IRQ_AFFINITY and key not in values]
+        lost = self.host.lost_interrupts(unread) if unread else ()
+        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0, gone, own_read, lost)
         return diff(plan, found, ledger)
 
     def _ledger(self, targets: Mapping[str, Target], only: str | None) -> dict[KnobKey, Owned]:

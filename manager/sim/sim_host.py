@@ -226,6 +226,10 @@ class SimHost:
         """None: its pCPUs have no idle states and one frequency."""
         return {}
 
+    def lost_interrupts(self, irqs: Collection[int]) -> Collection[int]:
+        """All: it has none."""
+        return irqs
+
     def warp_counters(self) -> Mapping[str, int]:
         """None: there is no scheduler of ours."""
         return {}

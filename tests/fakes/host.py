@@ -288,6 +288,9 @@ class FakeHost(FakeUplinks):
             found |= {KnobKey(uuid, Knob.SLICE, index): vm.slices.get(index, 0) for index in range(len(vm.vcpus))}
         return found
 
+    def lost_interrupts(self, irqs: Collection[int]) -> Collection[int]:
+        return [irq for irq in irqs if irq not in self.irqs]
+
     def warp_counters(self) -> dict[str, int]:
         return {"preemptions": 3, "borrowed_ns": 2_000_000_000}
 

@@ -150,6 +150,12 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "tree")
 
 
+def test_an_interrupt_is_lost_only_once_the_kernel_has_none_of_its_number(tree: Tree) -> None:
+    host = tree.host()
+    (tree.folder / "proc/irq/40").mkdir(parents=True)  # also where nobody handles it now, as its interface is down
+    assert list(host.lost_interrupts([40, 41])) == [41]
+
+
 def test_a_v2_host(tree: Tree) -> None:
     found = tree.host().capabilities
     assert (found.kernel, found.cgroup_version, found.weights) == ("6.12.0-test", 2, CPU_WEIGHT_V2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from manager.model.host import PcpuTimes
-from manager.model.knobs import Knob
-from manager.model.rules import BatchPlacement, PlacementRules
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
+from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
 from tests.loop.conftest import Rig
 from tests.unit.placements import machine
@@ -101,3 +103,25 @@ def test_a_fence_keeps_batch_off_the_sibling_and_restores_it(hyperthreaded: Rig)
     rig.control(placement=PlacementRules())
     spend(rig, 0, 0.0)
     assert seats(rig, "web", "hog") == [[0], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_an_interrupt_that_the_host_has_no_more_keeps_no_release_from_its_end(rig: Rig, crashes: bool) -> None:
+    """As after `ethtool -L`: queues that an interface has no more take their interrupts with them."""
+    rig.host.boot("web")
+    rig.register("web")
+    rig.host.irqs = dict.fromkeys((40, 41, 42), rig.host.online)
+    queues = tuple(NicQueue("eth0", irq, rig.host.online, frozenset({0})) for irq in rig.host.irqs)
+    rig.host.topology = replace(Topology.flat(rig.host.online), queues=queues)
+    rig.control(placement=PlacementRules(irqs=IrqSteering.RESERVED, reserved_cpus=frozenset({0})))
+    rig.tick()
+    steered = {KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, irq) for irq in (40, 41, 42)}
+    assert rig.journal.entries.keys() >= steered
+    del rig.host.irqs[41]
+    if crashes:
+        rig.crash()
+    rig.tick()
+    assert {key.index for key in rig.journal.entries.keys() & steered} == {40, 42}
+    rig.loop.release("agent stopped")
+    assert not rig.journal.entries
+    assert set(rig.host.irqs.values()) == {rig.host.online}

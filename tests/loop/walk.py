@@ -12,7 +12,7 @@ import os
 import random
 import resource
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -273,6 +273,9 @@ class FaultyHost:
 
     def clocks(self) -> Mapping[int, ClockDomain]:
         return self.real.clocks()
+
+    def lost_interrupts(self, irqs: Collection[int]) -> Collection[int]:
+        return self.real.lost_interrupts(irqs)
 
     def warp_counters(self) -> Mapping[str, int]:
         return self.real.warp_counters()
