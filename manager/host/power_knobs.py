@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from manager.errors import HostError
@@ -38,18 +39,20 @@ class PowerKnobs(KnobFiles):
         return (*latencies, *(KnobKey(HOST_UUID, Knob.GOVERNOR, number) for number in self.domains()))
 
     def domains(self) -> Mapping[int, ClockDomain]:
-        """The clocks of these pCPUs by the number of the policy. Raises HostError."""
+        """The clocks of these pCPUs by the number of the policy, without those that are offline. Raises HostError."""
         found: dict[int, ClockDomain] = {}
         with refused("read the policies of clock frequency"):
             for name in names_in(self._paths.cpufreq):
                 number, folder = name.removeprefix(_POLICY), self._paths.cpufreq / name
                 if number.isdecimal() and name != number:
-                    found[int(number)] = ClockDomain(_cpus_in(folder), offers_performance(folder))
+                    with unless_offline():
+                        found[int(number)] = ClockDomain(_cpus_in(folder), offers_performance(folder))
         managed = self._cpus()
         return {number: domain for number, domain in sorted(found.items()) if domain.cpus & managed}
 
     def held(self, key: KnobKey, _vm: VmTarget | None) -> int | None:
-        with refused(f"{key.knob} {key.index}"):
+        text: str | None = None
+        with refused(f"{key.knob} {key.index}"), unless_offline():
             text = text_of(self._file(key))
         if text is None:
             return None
@@ -71,6 +74,18 @@ class PowerKnobs(KnobFiles):
         if key.knob is Knob.GOVERNOR:
             return self._paths.cpufreq / f"{_POLICY}{key.index}" / GOVERNOR_FILE
         return self._paths.cpu(key.index) / LATENCY_FILE
+
+
+@contextlib.contextmanager
+def unless_offline() -> Iterator[None]:
+    """Goes on without what the block reads of a policy whose pCPUs are all offline, as after SMT was switched off: the
+    kernel keeps its folder, and answers EBUSY (drivers/cpufreq/cpufreq.c, show). Raises other OSErrors.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
 
 
 def _cpus_in(folder: Path) -> CpuSet:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.doctor import power_check
+from manager.host.doctor import hardware_check, power_check
 from manager.host.doctor.check import Subject
 from manager.host.power_knobs import PowerKnobs
 from manager.host.registry import HostPaths
@@ -95,6 +97,36 @@ def test_a_clock_that_goes_with_its_pcpus_is_gone_and_text_of_another_kind_is_an
     latency_file(root).write_text("soon\n")
     with pytest.raises(HostError, match="resume latency of pCPU 0"):
         files(root).read(None)
+
+
+@pytest.fixture
+def offline(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernel keeps the folder of a policy of which all pCPUs are offline, and answers nothing there."""
+    read = Path.read_bytes
+
+    def read_bytes(self: Path) -> bytes:
+        if self.parent == policy(root):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(self))
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    return root
+
+
+def test_pcpus_that_are_offline_keep_no_others_from_being_read_and_restored(offline: Path) -> None:
+    online = files(offline, frozenset({0, 1}))
+    assert online.domains() == {0: ClockDomain(frozenset({0, 1}), True)}
+    governor = KnobKey(HOST_UUID, Knob.GOVERNOR, 0)
+    assert online.read(None).keys() == {*LATENCIES[:2], governor}
+    assert online.held(GOVERNOR, None) is None
+    assert online.write(governor, PERFORMANCE, None) == PERFORMANCE
+
+
+def test_the_doctor_looks_at_clocks_of_pcpus_that_are_online(offline: Path) -> None:
+    checked = subject(offline)
+    (offline / "sys/devices/system/cpu/online").write_text("0-1\n")
+    assert power_check.governor(checked).detail == "`performance` can be set on 1 policies"
+    assert hardware_check.cpufreq(checked).detail.startswith("powersave on 1 of 1 policies: ")
 
 
 def subject(root: Path) -> Subject:

@@ -8,6 +8,7 @@ from collections import Counter
 
 from manager.host.doctor.check import CheckResult, Subject, degraded, missing, unknown, warning, works
 from manager.host.files import cpu_flags, cpus_of, names_in, number_of, text_of
+from manager.host.power_knobs import unless_offline
 from manager.model.cpus import format_cpus
 from manager.model.units import percent
 
@@ -95,8 +96,12 @@ def cpufreq(subject: Subject) -> CheckResult:
     folders = [subject.paths.cpufreq / name for name in names_in(subject.paths.cpufreq) if name.startswith("policy")]
     if not folders:
         return works("the kernel does not change the clock frequency")
-    governors = Counter(text_of(folder / "scaling_governor") or "unknown" for folder in folders)
-    seen = ", ".join(f"{name} on {count} of {len(folders)} policies" for name, count in sorted(governors.items()))
+    governors = Counter[str]()
+    for folder in folders:
+        with unless_offline():
+            governors[text_of(folder / "scaling_governor") or "unknown"] += 1
+    total = governors.total()
+    seen = ", ".join(f"{name} on {count} of {total} policies" for name, count in sorted(governors.items()))
     if set(governors) == {"performance"}:
         return works(seen)
     return degraded(
