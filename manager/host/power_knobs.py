@@ -33,9 +33,12 @@ class PowerKnobs(KnobFiles):
     def __init__(self, paths: HostPaths, cpus: Callable[[], CpuSet]) -> None:
         self._paths = paths
         self._cpus = cpus
+        self._seen: CpuSet = frozenset()
 
     def keys(self, _vm: VmTarget | None) -> Iterable[KnobKey]:
-        latencies = (KnobKey(HOST_UUID, Knob.RESUME_LATENCY, cpu) for cpu in sorted(self._cpus()))
+        """A pCPU that goes offline keeps its latency, and the file of it."""
+        self._seen |= self._cpus()
+        latencies = (KnobKey(HOST_UUID, Knob.RESUME_LATENCY, cpu) for cpu in sorted(self._seen))
         return (*latencies, *(KnobKey(HOST_UUID, Knob.GOVERNOR, number) for number in self.domains()))
 
     def domains(self) -> Mapping[int, ClockDomain]:

@@ -122,6 +122,16 @@ def test_pcpus_that_are_offline_keep_no_others_from_being_read_and_restored(offl
     assert online.write(governor, PERFORMANCE, None) == PERFORMANCE
 
 
+def test_the_latency_of_a_pcpu_that_goes_offline_can_be_restored(root: Path) -> None:
+    online = set(CPUS)
+    power = PowerKnobs(HostPaths(root), lambda: frozenset(online))
+    power.read(None)
+    assert power.write(LATENCIES[3], 20, None) == 20
+    online.remove(3)
+    assert power.read(None)[LATENCIES[3]] == 20
+    assert power.write(LATENCIES[3], ANY_LATENCY, None) == ANY_LATENCY
+
+
 def test_the_doctor_looks_at_clocks_of_pcpus_that_are_online(offline: Path) -> None:
     checked = subject(offline)
     (offline / "sys/devices/system/cpu/online").write_text("0-1\n")
