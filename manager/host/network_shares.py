@@ -353,7 +353,9 @@ class NetworkShares(KnobFiles):
             return self._candidates
         with refused("network interfaces"):
             names = tuple(names_in(self._paths.interfaces))
-        if names != self._names or self._unexamined >= LOOK_EVERY:
+        # One whose driver was loaded anew has the name that it had, and another index.
+        same = all(_index(self._paths.interfaces / each.name) == index for index, each in self._candidates.items())
+        if names != self._names or not same or self._unexamined >= LOOK_EVERY:
             self._names, self._unexamined = names, 0
             self._candidates = dict(uplink for name in names if (uplink := _examine(self._paths.interfaces / name)))
         self._listed = True
@@ -384,9 +386,16 @@ def _examine(folder: Path) -> tuple[int, UplinkPort] | None:
         device = folder / "device"
         physical = device.exists() and not (device / "physfn").exists()  # a VF's packets are its VM's
         bridged = (folder / "brport").exists() and not (folder / "tun_flags").exists()
-        index = number_of(folder / "ifindex")
+        index = _index(folder)
         if index is not None and (physical or bridged):
             return index, UplinkPort(folder.name, _speed_kbit(folder), physical, bridged)
+    return None
+
+
+def _index(folder: Path) -> int | None:
+    """None of an interface that is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        return number_of(folder / "ifindex")
     return None
 
 

@@ -304,6 +304,17 @@ def test_which_interfaces_may_be_uplinks(tmp_path: Path) -> None:
     }
 
 
+def test_an_uplink_whose_driver_was_loaded_anew_is_seen_at_the_next_look(tmp_path: Path) -> None:
+    """Under the index that it had there is nothing, which would be taken for what another tool did."""
+    interface(tmp_path, "eth0", 900_001, "device", speed="25000")
+    shares = NetworkShares(HostPaths(tmp_path), ADDRESSES.__getitem__)
+    assert shares.read(None) == {KnobKey(HOST_UUID, Knob.UPLINK_RATE, 900_001): NO_RATE}
+    (tmp_path / "sys/class/net/eth0/ifindex").write_text("900002\n")
+    shares.look()
+    assert shares.read(None) == {KnobKey(HOST_UUID, Knob.UPLINK_RATE, 900_002): NO_RATE}
+    assert set(shares.uplinks()) == {900_002}
+
+
 def subject(folder: Path, paths: HostPaths) -> Subject:
     return Subject(paths, "", folder / "lock", folder, "journal.db")
 
