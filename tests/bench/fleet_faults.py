@@ -60,7 +60,7 @@ from tests.bench.vms import BenchError
 
 FAULTS = ("worker", "machine", "slow", "full", "failover", "away")
 BAR_RECOVERY_S = 120.0
-DRIVERS = 2
+DRIVERS = 4
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 SLOW_FLUSH_MS = 100
 DISK_MIB, HOST_DISK_MIB = 600, 3
