@@ -23,6 +23,7 @@ class GarbageRounds:
     def __init__(self, every_s: float = EVERY_S) -> None:
         """``every_s`` is from one round to the next."""
         self._every_s = every_s
+        self._rounds = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="garbage", daemon=True)
 
@@ -37,13 +38,16 @@ class GarbageRounds:
         if self._thread.is_alive():
             self._thread.join()
 
+    def do_round(self) -> None:
+        """Collect garbage of what has come since the round before, and of all in each fifth; what is left is exempt."""
+        self._rounds += 1
+        if self._rounds % _WHOLE_ROUNDS == 0:
+            gc.unfreeze()
+        _collect_and_exempt()
+
     def _run(self) -> None:
-        number = 0
         while not self._stopping.wait(self._every_s):
-            number += 1
-            if number % _WHOLE_ROUNDS == 0:
-                gc.unfreeze()
-            _collect_and_exempt()
+            self.do_round()
 
 
 def _collect_and_exempt() -> None:
