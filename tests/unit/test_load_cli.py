@@ -19,6 +19,8 @@ from click.testing import CliRunner, Result
 from manager.cli import main
 from manager.cli.load_options import GroupedCommand
 
+from .test_load_run import once
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,31 +57,37 @@ def invoke(*arguments: str) -> Result:
 
 LONG_S = 120.0
 """What a command may take to start or to end beside others that have the CPUs first."""
-QUICK = ("--connections", "4", "--warmup", "0", "--interval", "0.1")
+QUICK = ("--connections", "4", "--warmup", "0", "--interval", "0.1", "--timeout", "100", "--connect-timeout", "100")
 
 
 def test_table(url: str) -> None:
-    result = invoke(f"{url}/ok", "--rate", "100", "--duration", "0.2", *QUICK)
-    assert result.exit_code == 0
-    for word in (
-        f"{url}/ok: open loop, 4 connections",
-        "p95 ms",
-        "response time",
-        "own lateness",
-        "offered",
-        "0 errors",
-    ):
-        assert word in result.stdout
-    assert result.stderr == ""
+    def check() -> bool:
+        result = invoke(f"{url}/ok", "--rate", "100", "--duration", "0.2", *QUICK)
+        for word in (
+            f"{url}/ok: open loop, 4 connections",
+            "p95 ms",
+            "response time",
+            "own lateness",
+            "offered",
+            "0 errors",
+        ):
+            assert word in result.stdout
+        return (result.exit_code, result.stderr) == (0, "")
+
+    once(check)
 
 
 def test_closed_loop(url: str) -> None:
-    result = invoke(f"{url}/ok", "--closed", "--pipeline", "2", "--duration", "0.2", "--json", *QUICK)
-    document = json.loads(result.stdout)
-    assert document["answered"] == document["sent"] > 8
-    assert (document["loop"], document["pipeline"], document["offered_rps"]) == ("closed", 2, None)
-    assert document["schedule"] == [{"rate_rps": None, "duration_s": 0.2}]
-    assert document["lateness"]["max_us"] == 0
+    def check() -> bool:
+        result = invoke(f"{url}/ok", "--closed", "--pipeline", "2", "--duration", "0.2", "--json", *QUICK)
+        document = json.loads(result.stdout)
+        assert document["answered"] == document["sent"] >= 8
+        assert (document["loop"], document["pipeline"], document["offered_rps"]) == ("closed", 2, None)
+        assert document["schedule"] == [{"rate_rps": None, "duration_s": 0.2}]
+        assert document["lateness"]["max_us"] == 0
+        return document["sent"] > 8
+
+    once(check)
 
 
 def test_json_stands_alone(url: str) -> None:
@@ -192,7 +200,7 @@ def test_progress_is_shown_on_a_terminal(url: str) -> None:
         with contextlib.suppress(OSError):  # the other end was closed
             while part := os.read(controller, 1000):
                 shown += part
-        process.wait(timeout=60)  # its status is of no interest: this machine may be too slow for any rate
+        process.wait(timeout=LONG_S)  # its status is of no interest: this machine may be too slow for any rate
     os.close(controller)
     assert b"\r[========================]" in shown
     assert b"of 0 s" in shown

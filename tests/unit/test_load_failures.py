@@ -7,21 +7,24 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from manager.load import HttpOptions, IntervalResult, LoadError, LoadSpec, MemcachedOptions, Phase, run
 from manager.model.histogram import RELATIVE_ERROR, Histogram
 
-from .test_load_run import OK, Handler, Server, after, answering, load, once, percentile, serving
+from .test_load_run import LONG_S, OK, Handler, Server, after, answering, load, once, percentile, serving
+
+
+def never(handler: Handler, _number: int) -> bool:
+    while handler.rfile.read(1):  # until the client gives up
+        pass
+    return False
 
 
 @pytest.mark.parametrize("connections", [1, 64])
 def test_no_answer_counts_at_the_timeout(connections: int) -> None:
-    def never(handler: Handler, _number: int) -> bool:
-        handler.rfile.read(1)  # until the client gives up
-        return False
-
     with serving(answering(never)) as server:
         result = load(server.port, 100, 0.4, timeout_s=0.2, connections=connections)
     assert result.answered == 0
@@ -62,7 +65,8 @@ def test_errors_are_counted_by_kind(answer: Callable[[Handler, int], object], ki
         return (answer if number % 2 else good)(handler, number)
 
     with serving(answering(every_other)) as server:
-        result = load(server.port, 100, 0.4)
+        # Few connections: some are used again, even if on a busy machine all requests are late and go out at once.
+        result = load(server.port, 100, 0.4, connections=4)
     assert result.errors.keys() == {kind}
     assert abs(result.errors[kind] - result.answered) <= 1
     assert result.histogram.count == result.answered
@@ -98,33 +102,46 @@ def test_chunks_and_fragments() -> None:
 
 def test_server_that_dies_looks_slow() -> None:
     """Refused connections take no time, but the requests that fall due meanwhile wait for one, and time out."""
-    dead = threading.Event()
-    ports: queue.Queue[int] = queue.Queue()
 
-    def live() -> None:
-        def answer(handler: Handler, _number: int) -> bool:
-            handler.write(b"" if dead.is_set() else OK)
-            return not dead.is_set()
+    def check() -> bool:
+        dead = threading.Event()
+        ports: queue.Queue[int] = queue.Queue()
 
-        with serving(answering(answer)) as server:
-            ports.put(server.port)
-            dead.wait()
+        def live() -> None:
+            def answer(handler: Handler, _number: int) -> bool:
+                handler.write(b"" if dead.is_set() else OK)
+                return not dead.is_set()
 
-    def on_interval(interval: IntervalResult) -> None:
-        if interval.end_s >= 0.2:
-            dead.set()
+            with serving(answering(answer)) as server:
+                ports.put(server.port)
+                dead.wait()
 
-    thread = threading.Thread(target=live)
-    thread.start()
-    spec = LoadSpec(
-        "127.0.0.1", ports.get(), HttpOptions(), (Phase(0.7, 100),), connections=4, timeout_s=0.3, interval_s=0.1
-    )
-    result = run(spec, on_interval)
-    thread.join()
-    assert result.answered > 0
-    assert result.events["connect_failures"] > 0
-    assert result.errors["queue_timeout"] >= 20
-    assert percentile(result.histogram, 95) == percentile(Histogram.of([300_000]), 50)
+        def on_interval(interval: IntervalResult) -> None:
+            if interval.end_s >= 0.2:
+                dead.set()
+
+        thread = threading.Thread(target=live)
+        thread.start()
+        spec = LoadSpec(
+            "127.0.0.1",
+            ports.get(),
+            HttpOptions(),
+            (Phase(0.7, 100),),
+            connections=4,
+            timeout_s=0.3,
+            connect_timeout_s=LONG_S,
+            interval_s=0.1,
+        )
+        result = run(spec, on_interval)
+        thread.join()
+        assert result.sent == result.answered + sum(result.errors.values())
+        timed_out = result.errors.get("timeout", 0) + result.errors.get("queue_timeout", 0)
+        assert result.histogram.count == result.answered + timed_out
+        died = result.answered > 0 and result.events.get("connect_failures", 0) > 0
+        slow = percentile(result.histogram, 95) == percentile(Histogram.of([300_000]), 50)
+        return died and slow and result.errors.get("queue_timeout", 0) >= 20
+
+    once(check)
 
 
 def memcached(handler: Handler, server: Server) -> bool:
@@ -164,23 +181,26 @@ def test_large_values_are_sent_in_parts() -> None:
 
 
 def test_answer_before_the_whole_request_ends_the_connection() -> None:
+    next_came = [threading.Event()]
+
     def hasty(handler: Handler, server: Server) -> bool:
         if not server.stored:
             return memcached(handler, server)
         if handler.rfile.readline():
+            next_came[-1].set()
+            next_came.append(threading.Event())
             handler.write(b"SERVER_ERROR busy\r\n")
-            time.sleep(0.03)  # the client reads the answer while it has no room to send the rest
-            handler.rfile.read()  # until it closes: a second request would never be answered
+            # Reads no more, so that the client has no room to send the rest: a second request on this connection would
+            # never be answered.
+            next_came[-1].wait(LONG_S)
         return False
 
     options = MemcachedOptions(keys=1, value_bytes=500_000, set_share=1)
-
-    def check() -> bool:
-        with serving(hasty, narrow=True) as server:
-            result = load(server.port, 40, 0.15, protocol=options, connections=1, timeout_s=0.5)
-        return result.errors == {"server_error": result.sent}
-
-    once(check)
+    with serving(hasty, narrow=True) as server:
+        result = load(server.port, 40, 0.15, protocol=options, connections=1, timeout_s=LONG_S / 2)
+    next_came[-1].set()
+    assert result.errors == {"server_error": result.sent}
+    assert result.sent > 1
 
 
 def test_refused_keys_stop_the_run() -> None:
@@ -237,10 +257,11 @@ def test_a_host_without_ipv6_uses_the_other_address(monkeypatch: pytest.MonkeyPa
         ]
         monkeypatch.setattr(socket, "socket", Ipv4Only)
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
-        result = run(LoadSpec("localhost", server.port, HttpOptions(), (Phase(0.2, 100),)))
+        spec = LoadSpec("localhost", server.port, HttpOptions(), (Phase(0.2, 100),), timeout_s=LONG_S)
+        result = run(replace(spec, connect_timeout_s=LONG_S))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[:1])
         with pytest.raises(LoadError, match=r"cannot connect to localhost:.* \(Address family not supported"):
-            run(LoadSpec("localhost", server.port, HttpOptions(), (Phase(0.2, 100),), connect_timeout_s=0.1))
+            run(replace(spec, connect_timeout_s=0.1))
     assert result.answered == result.sent > 0
 
 
@@ -258,16 +279,27 @@ def test_stop_counts_what_is_outstanding_at_its_age() -> None:
         if interval.end_s >= 0.3:
             stop.set()
 
-    with serving(after(lambda _: 30)) as server:
-        spec = LoadSpec("127.0.0.1", server.port, HttpOptions(), (Phase(20, 100),), interval_s=0.1, connections=2)
+    with serving(answering(never)) as server:
+        spec = LoadSpec(
+            "127.0.0.1",
+            server.port,
+            HttpOptions(),
+            (Phase(3 * LONG_S, 100),),
+            connections=2,
+            timeout_s=LONG_S,
+            connect_timeout_s=LONG_S,
+            interval_s=0.1,
+        )
         result = run(spec, on_interval, stop)
-    assert result.duration_s < 10
+    assert result.duration_s < LONG_S
     assert result.errors == {"interrupted": result.sent}
     assert result.histogram.count == result.sent > 0
     assert result.max_us is not None
     assert 200_000 <= result.max_us <= result.duration_s * 1e6
     assert result.requested_rps == pytest.approx(2 / result.sending_s), "no connection took the others"
-    assert "could be sent, as the server did not answer soon enough" in result.shortfall
+    # On a busy machine it says that of itself.
+    why = "this load generator is too slow" if result.client_limits else "the server did not answer soon enough"
+    assert f"could be sent, as {why}" in result.shortfall
 
 
 def test_answers_that_nobody_asked_for_end_the_connection() -> None:
@@ -290,8 +322,9 @@ def test_closed_loop_has_so_many_requests_outstanding(pipeline: int) -> None:
         assert not result.errors
         assert result.lateness_max_us == 0
         assert percentile(result.histogram, 50) >= 10_000 * pipeline * (1 - 2 * RELATIVE_ERROR) or pipeline > 1
-        assert result.answered <= 2 * 50 + 2 * pipeline
-        return result.answered >= 0.6 * 2 * 50 and percentile(result.histogram, 50) >= 0.8 * pipeline * 10_000
+        assert result.answered <= 2 * result.duration_s / 0.01
+        as_many = 0.6 * 2 * 50 <= result.answered <= 2 * 50 + 2 * pipeline
+        return as_many and percentile(result.histogram, 50) >= 0.8 * pipeline * 10_000
 
     once(check)
 
@@ -307,27 +340,40 @@ def test_pipelined_requests_share_a_connection() -> None:
 
 
 def test_pipelined_requests_behind_one_that_times_out_count_as_well() -> None:
-    def never(handler: Handler, _number: int) -> bool:
-        while handler.rfile.read(1):
-            pass
-        return False
+    def check() -> bool:
+        with serving(answering(never)) as server:
+            result = load(server.port, 100, 0.4, timeout_s=0.2, connections=1, pipeline=50)
+        assert result.answered == 0
+        assert result.errors.keys() <= {"timeout", "queue_timeout"}
+        assert result.histogram.count == result.sent
+        assert result.max_us is not None
+        assert result.max_us <= 200_001
+        return result.errors["timeout"] > 20
 
-    with serving(answering(never)) as server:
-        result = load(server.port, 100, 0.4, timeout_s=0.2, connections=1, pipeline=50)
-    assert result.answered == 0
-    assert result.errors["timeout"] > 20
-    assert result.histogram.count == result.sent
-    assert result.max_us is not None
-    assert result.max_us <= 200_001
+    once(check)
 
 
 def test_closed_loop_survives_lost_connections() -> None:
+    stop = threading.Event()
+
     def close_every_fifth(handler: Handler, number: int) -> bool:
+        if number >= 40:
+            stop.set()
         handler.write(OK)
         return number % 5 != 0
 
     with serving(answering(close_every_fifth)) as server:
-        result = load(server.port, 0, 0.4, connections=2, closed_loop=True)
+        spec = LoadSpec(
+            "127.0.0.1",
+            server.port,
+            HttpOptions(),
+            (Phase(LONG_S, 0),),
+            connections=2,
+            timeout_s=LONG_S,
+            connect_timeout_s=LONG_S,
+            closed_loop=True,
+        )
+        result = run(spec, stop=stop)
     assert result.events["reconnects"] > 0
     assert result.answered > 10
-    assert result.errors.keys() <= {"closed", "reset"}
+    assert result.errors.keys() <= {"closed", "reset", "interrupted"}

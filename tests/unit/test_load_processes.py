@@ -15,38 +15,53 @@ from manager.control.load_search import OwnDelay
 from manager.load import HttpOptions, LoadSpec, MemcachedOptions, Phase
 
 from .test_load_failures import memcached
-from .test_load_run import after, once, serving
+from .test_load_run import LONG_S, OK, Handler, Server, answering, serving
 
 
 def spec_of(
     port: int, protocol: HttpOptions | MemcachedOptions, rate_rps: float = 100, seconds: float = 0.5
 ) -> LoadSpec:
-    return LoadSpec("127.0.0.1", port, protocol, (Phase(seconds, rate_rps),), connections=4, timeout_s=2)
+    phases = (Phase(seconds, rate_rps),)
+    return LoadSpec("127.0.0.1", port, protocol, phases, connections=4, timeout_s=LONG_S, connect_timeout_s=LONG_S)
 
 
 def test_two_at_once() -> None:
-    def check() -> bool:
-        with serving(after(lambda _: 0.02)) as web, serving(memcached) as cache:
-            specs = [
-                spec_of(web.port, HttpOptions(), 50, 1.0),
-                spec_of(cache.port, MemcachedOptions(keys=10), 100, 1.0),
-            ]
-            begin_s = time.monotonic()
-            first, second = run_loads(specs, threading.Event())
-            both_s = time.monotonic() - begin_s
-        p50_us = first.histogram.percentile_us(50)
-        assert p50_us is not None
-        assert p50_us >= 19_000
-        answered = first.answered == first.sent > 20 and second.answered == second.sent > 50
-        return answered and not first.shortfall and both_s < 20
+    """Each server answers only once the other was asked, too."""
+    web_asked, cache_asked = threading.Event(), threading.Event()
 
-    once(check)
+    def answer(handler: Handler, _number: int) -> None:
+        web_asked.set()
+        assert cache_asked.wait(LONG_S)
+        time.sleep(0.02)
+        handler.write(OK)
+
+    def answer_memcached(handler: Handler, server: Server) -> bool:
+        cache_asked.set()
+        assert web_asked.wait(LONG_S)
+        return memcached(handler, server)
+
+    with serving(answering(answer)) as web, serving(answer_memcached) as cache:
+        specs = [
+            spec_of(web.port, HttpOptions(), 50, 1.0),
+            spec_of(cache.port, MemcachedOptions(keys=10), 100, 1.0),
+        ]
+        first, second = run_loads(specs, threading.Event())
+    p50_us = first.histogram.percentile_us(50)
+    assert p50_us is not None
+    assert p50_us >= 19_000
+    assert first.answered == first.sent > 20
+    assert second.answered == second.sent > 50
 
 
 def test_they_end_when_asked_to() -> None:
     stop = threading.Event()
-    with serving(after(lambda _: 0.0)) as server:
-        threading.Timer(3, stop.set).start()
+
+    def answer(handler: Handler, number: int) -> None:
+        if number >= 20:
+            stop.set()
+        handler.write(OK)
+
+    with serving(answering(answer)) as server:
         [made] = run_loads([spec_of(server.port, HttpOptions(), 100, 300)], stop)
     assert 0 < made.answered < 20_000
 
