@@ -82,7 +82,7 @@ class Managers:
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
-            process.wait(30)
+            process.wait(120)
         self._stack.close()
         self.database.close()
 

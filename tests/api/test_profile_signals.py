@@ -22,7 +22,7 @@ from policies.priority import POLICY
 from tests.api.conftest import HOST, START, Api, Clock
 from tests.api.sweeping import Agents
 
-WAIT_S = 60
+WAIT_S = 200
 RATE = 0.03
 """Seconds that pass for a second of the agents."""
 

@@ -115,7 +115,7 @@ class Waiting:
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
         self.asked.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(120)
         return Decision(tuple(WeightGoal(one.name, 50, "waited") for one in snapshot.vms), memory)
 
 
@@ -127,12 +127,12 @@ def test_one_at_a_time(site: Api) -> None:
     path = f"/hosts/{HOST}/what-if?policy="
     first = threading.Thread(target=lambda: answers.append(busy.ok("GET", f"{path}waiting")))
     first.start()
-    assert waiting.asked.wait(10)
+    assert waiting.asked.wait(120)
     refused = busy.call("GET", f"{path}equal")
     assert (refused.status_code, refused.mimetype) == (503, "application/problem+json")
     assert int(refused.headers["Retry-After"]) > 0
     waiting.go_on.set()
-    first.join(10)
+    first.join(120)
     assert answers[0]["applications"][0]["replayed"] == [50, 50]
     busy.ok("GET", f"{path}equal")
 

@@ -24,7 +24,7 @@ from manager.store.windows import replace_windows
 SLOT, YEAR = timedelta(seconds=5), timedelta(days=365)
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FLEET = Topic(TopicKind.FLEET)
-LONG_S = 20.0
+LONG_S = 120.0
 
 
 @pytest.fixture

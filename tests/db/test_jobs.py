@@ -161,13 +161,13 @@ def test_while_one_manager_is_at_it_no_other_begins_however_long_it_takes(migrat
 
     def act(run: Run) -> int:
         begun.set()
-        assert end.wait(30)
+        assert end.wait(120)
         return 0
 
     long = Job("tidy", 60.0, act)
     first = threading.Thread(target=fleet.manager().ask, args=[long])
     first.start()
-    assert begun.wait(30)
+    assert begun.wait(120)
     assert fleet.at(600).ask(fleet.job) is ELSEWHERE
     assert fleet.manager().ask(Job("other", 60.0, fleet.act)) is DONE, "of another name"
     end.set()
@@ -200,7 +200,7 @@ def test_jobs_run_in_the_background_until_told_to_stop(fleet: Fleet) -> None:
 
     jobs = Jobs(fleet.database, [Job("long", 60.0, act)], fleet.clock)
     jobs.start()
-    assert ran.wait(30)
+    assert ran.wait(120)
     jobs.close()
     assert stopped == [True]
 

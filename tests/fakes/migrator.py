@@ -23,7 +23,7 @@ class FakeMigrator:
     def migrate(self, instance: VmInstance, to: str, on_copied: Callable[[float], None]) -> None:
         on_copied(0.25)
         self.begun.set()
-        assert self.lets.wait(10)
+        assert self.lets.wait(120)
         if self.error is not None:
             raise self.error
         self.moved.append((instance.libvirt_name, to))
@@ -32,6 +32,6 @@ class FakeMigrator:
     def follow(self, instance: VmInstance, on_copied: Callable[[float], None]) -> None:
         on_copied(0.5)
         self.begun.set()
-        assert self.lets.wait(10)
+        assert self.lets.wait(120)
         if self.error is not None:
             raise self.error

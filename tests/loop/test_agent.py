@@ -118,7 +118,7 @@ def test_findings_are_told_once_they_are_known(site: Site) -> None:
         site.client.get("/hosts/a/findings")
     a.findings.start()
     a.examiner.going.set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while a.findings.latest is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -487,7 +487,7 @@ def test_a_mistake_in_an_exchange_is_counted_and_exchanges_go_on(
 
     monkeypatch.setattr(a.agent.reporter, "exchange", exchange)
     a.agent.start()
-    assert exchanged.wait(20)
+    assert exchanged.wait(120)
     a.agent.stop()
     assert a.metrics.registry.get_sample_value("equipoise_agent_errors_total", {"kind": "bug"}) == 1
     assert "the exchange with the manager failed: KeyError('a mistake')" in caplog.text

@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 INTERVAL_S = 0.25
-WAIT_S = 90.0
+WAIT_S = 200.0
 HOUR_S, YEAR_S = 3600, 365 * 86_400
 SCENARIO = """
 summary = "One application beside batch"
@@ -207,7 +207,7 @@ def goes_on(service: Clocked) -> None:
     number, jobs = service.tick(), service.jobs()
     took_s = soon(lambda: service.tick() >= number + 2, "ticks go on")
     # Two intervals and what a busy machine and the exchange with the manager take; without them it would be hours.
-    assert took_s < 2 * INTERVAL_S + 8
+    assert took_s < 2 * INTERVAL_S + 120
     soon(lambda: service.jobs() >= jobs + 2, "the manager's jobs go on")
     soon(service.judged, "response times count again")
 

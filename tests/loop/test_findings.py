@@ -11,7 +11,7 @@ import pytest
 from manager.loop.watches import FindingsWatch
 from tests.fakes.examiner import FOUND, FakeExaminer
 
-LONG_S = 20.0
+LONG_S = 120.0
 
 
 def until(what: Callable[[], object]) -> None:

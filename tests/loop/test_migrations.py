@@ -46,14 +46,14 @@ def order(host: FakeHost, number: int = 1, name: str = "render", *, begun: bool 
 
 def ended(migrations: Migrations, migrator: FakeMigrator) -> list[MigrationReport]:
     migrator.lets.set()
-    migrations.wait(10)
+    migrations.wait(120)
     return migrations.reports()
 
 
 def test_a_migration_is_watched_and_reported_until_the_manager_knows(host: FakeHost, migrator: FakeMigrator) -> None:
     migrations, wanted = Migrations(host, migrator, EVERYTHING), order(host)
     migrations.obey([wanted])
-    assert migrator.begun.wait(10)
+    assert migrator.begun.wait(120)
     running = migrations.reports()
     assert running == [MigrationReport(1, RUNNING, 0.25)]
     assert not migrations.untold
@@ -76,7 +76,7 @@ def test_one_at_a_time(host: FakeHost, migrator: FakeMigrator) -> None:
     assert [report.number for report in migrations.reports()] == [1]
     ended(migrations, migrator)
     migrations.obey(orders)
-    migrations.wait(10)
+    migrations.wait(120)
     assert migrator.moved == [("render", "kvm2"), ("other", "kvm2")]
 
 
@@ -133,7 +133,7 @@ def test_what_an_agent_before_began_is_watched(host: FakeHost, migrator: FakeMig
         host.leaving.add(begun.libvirt_uuid)
     migrations = Migrations(host, migrator, EVERYTHING)
     migrations.obey([begun])
-    assert migrator.begun.wait(10)
+    assert migrator.begun.wait(120)
     assert migrations.reports() == [MigrationReport(1, RUNNING, 0.5)]
     [report] = ended(migrations, migrator)
     assert (report.state, migrator.moved) == (FAILED, [])
@@ -187,12 +187,12 @@ def test_what_an_operator_approves_is_carried_out_and_known_at_the_manager(
             return str(site.client.get("/proposals/1")["state"])
 
         site.pass_slot()
-        assert machine.migrator.begun.wait(10)
+        assert machine.migrator.begun.wait(120)
         site.pass_slot()
         assert state() == "running"
         assert site.client.get("/proposals/1")["copied"] == 0.25
         machine.migrator.lets.set()
-        machine.agent.migrations.wait(10)
+        machine.agent.migrations.wait(120)
         site.machines[1].host.boot("render")
         site.pass_slot()
         assert state() == "done"

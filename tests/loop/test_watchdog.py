@@ -20,7 +20,7 @@ from manager.notify import Notifier, Watchdog
 from manager.serving.server import HttpServer, Lanes
 
 TOP = Path(__file__).parents[2]
-WAIT_S = 60.0
+WAIT_S = 200.0
 
 HANGING = """
 import sys, time

@@ -70,7 +70,7 @@ def test_compare_tells_files_of_the_same_name_apart(small: str, tmp_path: Path) 
 
 def test_ctrl_c_leaves_out_the_runs_that_have_not_begun() -> None:
     cores = len(os.sched_getaffinity(0))
-    jobs = [1.0] * cores + [20.0] * 8 * cores  # the first ones: until all processes have started
+    jobs = [1.0] * cores + [200.0] * 8 * cores  # the first ones: until all processes have started
     script = f"""
 import signal, time
 from manager.sim.parallel import on_all_cores
@@ -84,7 +84,7 @@ on_all_cores(time.sleep, {jobs}, lambda: print("done", flush=True))
             assert process.stdout.readline() == "done\n"
         os.killpg(process.pid, signal.SIGINT)
         try:
-            assert process.wait(15) == -signal.SIGINT, "no further one begins"
+            assert process.wait(150) == -signal.SIGINT, "no further one begins"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ from tests.ports import reserved_ports
 
 NOBODY = 65534
 TOP = Path(__file__).parents[2]
-START_S = 60.0
+START_S = 200.0
 DROP = (
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
     # The interpreter may lie in a folder of root's: it may be read, but nothing of root's may be written.
@@ -104,7 +104,7 @@ class Service:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(START_S)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_everything_is_restored_at_sighup(start: Callable[[], Service], whose: s
     service.until(lambda client: [one for one in client.items("/decisions", knob="weight") if one["after"] != "100"])
     agent = next(pid for pid in children(service.process.pid) if b"agent" in command_of(pid))
     os.kill(service.process.pid if whose == "run" else agent, signal.SIGHUP)
-    assert service.process.wait(60) == (0 if whose == "run" else 1), service.log
+    assert service.process.wait(START_S) == (0 if whose == "run" else 1), service.log
     assert "agent stopped, everything is restored" in service.log, service.log
 
 

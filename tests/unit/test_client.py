@@ -6,7 +6,6 @@ import contextlib
 import gc
 import socket
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, str, str | None, bytes]]
     connections: set[tuple[str, int]]
+    closed: threading.Semaphore
+    """Released for each connection that the server has closed."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -46,10 +47,16 @@ class Handler(BaseHTTPRequestHandler):
         """Silent."""
 
 
+class Server(ThreadingHTTPServer):
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        super().shutdown_request(request)
+        Handler.closed.release()
+
+
 @pytest.fixture
 def server() -> Iterator[str]:
-    Handler.asked, Handler.connections = [], set()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    Handler.asked, Handler.connections, Handler.closed = [], set(), threading.Semaphore(0)
+    with Server(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -79,9 +86,10 @@ def test_a_redirect_is_not_followed(server: str) -> None:
 
 def test_a_connection_that_the_manager_has_closed_is_opened_anew(server: str) -> None:
     client = ManagerClient(server, "")
-    for path in ("/last", "/last", "/health"):
+    for path in ("/last", "/last"):
         assert client.get(path) == {}
-        time.sleep(0.05)  # until its end has come
+        assert Handler.closed.acquire(timeout=120)
+    assert client.get("/health") == {}
     client.close()
     assert (len(Handler.asked), len(Handler.connections)) == (3, 3), "each was asked once"
 

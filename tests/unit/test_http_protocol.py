@@ -31,7 +31,7 @@ class Echo:
         exchange.limit_bytes = 2 * HEAD_BYTES
         self.asked.set()
         if environ["PATH_INFO"] == "/slow":
-            self.released.wait(20)
+            self.released.wait(120)
         text = f"<{environ['REQUEST_METHOD']} {environ['PATH_INFO']} ".encode() + environ["wsgi.input"].read() + b">"
         start_response("200 OK", [("Content-Length", str(len(text)))])
         return [text]
@@ -48,7 +48,7 @@ def opened(app: Echo) -> Iterator[socket.socket]:
         server = HttpServer(app, "127.0.0.1", 0, Lanes(2))
         stack.callback(server.close)
         server.start()
-        yield stack.enter_context(closing(socket.create_connection(server.addresses[0], timeout=20)))
+        yield stack.enter_context(closing(socket.create_connection(server.addresses[0], timeout=120)))
 
 
 def read_until(opened: socket.socket, end: bytes) -> bytes:
@@ -135,7 +135,7 @@ def test_a_request_before_the_answer_to_another_one_ends_the_connection_after_th
     opened: socket.socket, app: Echo
 ) -> None:
     opened.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + (GET + b"\r\n") * 1000)
-    assert app.asked.wait(20)
+    assert app.asked.wait(120)
     opened.sendall(GET + b"\r\n")
     app.released.set()
     answer = all_of(opened)

@@ -67,7 +67,7 @@ def test_it_ends_in_order_however_it_is_ended(number: signal.Signals, tmp_path: 
         assert process.stdout is not None
         assert process.stdout.readline() == b"plays\n"
         process.send_signal(number)
-        assert process.wait(30) == 1
+        assert process.wait(120) == 1
     assert left.exists()
 
 

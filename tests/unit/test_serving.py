@@ -175,7 +175,7 @@ class Asked:
         return [b"ok"]
 
     def _rest(self) -> bytes:
-        return b"and rest" if self.opened.wait(20) else b"was not read"
+        return b"and rest" if self.opened.wait(120) else b"was not read"
 
     def _torn(self) -> bytes:
         raise ValueError("no rest")
@@ -211,7 +211,7 @@ def start(app: Asked) -> Iterator[StartServer]:
 def asked(port: int, *parts: bytes, close: bool = True) -> bytes:
     """All that is answered to what is sent in parts, after each the answer being waited for."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as opened:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as opened:
         for part in parts:
             opened.sendall(part)
             answer += opened.recv(10_000)
@@ -275,7 +275,7 @@ def test_bodies_have_a_limit_together(start: StartServer) -> None:
 
 def test_a_stream_is_told_that_its_reader_left_and_another_has_no_room(start: StartServer, app: Asked) -> None:
     port = start()
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as reader:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as reader:
         reader.sendall(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
         begun = reader.recv(1000)
         while b"still here" not in begun:
@@ -283,11 +283,11 @@ def test_a_stream_is_told_that_its_reader_left_and_another_has_no_room(start: St
         assert b"200 OK" in begun
         assert b" 503 " in asked(port, b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert not app.left.is_set()
-    assert app.left.wait(20)
+    assert app.left.wait(120)
 
 
 def test_what_opens_a_body_is_sent_before_the_rest_is_made(start: StartServer, app: Asked) -> None:
-    with socket.create_connection(("127.0.0.1", start()), timeout=20) as reader:
+    with socket.create_connection(("127.0.0.1", start()), timeout=120) as reader:
         reader.sendall(b"GET /opened HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         begun = b""
         while b"opening " not in begun:
@@ -316,13 +316,13 @@ def test_a_rest_that_fails_cuts_the_connection(start: StartServer, caplog: pytes
 def test_one_that_was_recognized_stays_while_others_displace_each_other(start: StartServer) -> None:
     port = start()
     known = head("/allowed", "Content-Length: 0")
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as kept, ExitStack() as stack:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as kept, ExitStack() as stack:
         for _ in range(2):
             kept.sendall(known)
             answer = b""
             while not answer.endswith(b"ok"):
                 answer += kept.recv(1000)
-            others = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(4)]
+            others = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=120)) for _ in range(4)]
             assert others[0].recv(1) == others[1].recv(1) == b""
 
 
@@ -338,5 +338,5 @@ def test_a_thread_that_cannot_begin_is_no_thread_of_the_pool(monkeypatch: pytest
         with pytest.raises(RuntimeError):
             pool.submit(lambda: 1)
     assert not pool.full
-    assert pool.submit(lambda: 2).result(5) == 2
+    assert pool.submit(lambda: 2).result(120) == 2
     pool.close()

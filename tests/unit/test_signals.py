@@ -33,7 +33,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:
-            said, _ = process.communicate("\n", timeout=20)
+            said, _ = process.communicate("\n", timeout=120)
         finally:
             process.kill()
     assert said == "ended\n"

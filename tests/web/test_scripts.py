@@ -21,7 +21,7 @@ def run(*steps: str, query: str = "") -> list[dict[str, Any]]:
     """What is shown after each step, see dom.mjs."""
     assert NODE is not None
     command = [NODE, str(Path(__file__).with_name("dom.mjs")), str(FOLDER), query, *steps]
-    told = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60)
+    told = subprocess.run(command, capture_output=True, check=True, text=True, timeout=200)
     shown: list[dict[str, Any]] = json.loads(told.stdout)
     return shown
 
@@ -30,7 +30,7 @@ def follow(*steps: str) -> list[dict[str, Any]]:
     """What a page shows of its connection after each step, see live.mjs."""
     assert NODE is not None
     command = [NODE, str(Path(__file__).with_name("live.mjs")), str(FOLDER), *steps]
-    told = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60)
+    told = subprocess.run(command, capture_output=True, check=True, text=True, timeout=200)
     shown: list[dict[str, Any]] = json.loads(told.stdout)
     return shown
 
@@ -90,7 +90,7 @@ await import(`data:text/javascript,${encodeURIComponent(source.replace(/^import 
 def test_a_what_if_of_one_interval_shows_that_it_was_violated() -> None:
     assert NODE is not None
     command = [NODE, "--input-type=module", "-e", WHAT_IF, str(FOLDER / "what_if.js")]
-    shown = json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout)
+    shown = json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=200).stdout)
     [[since, until]] = shown["spans"]
     assert (since, until) == tuple(shown["range"])
     assert until - since == 5
