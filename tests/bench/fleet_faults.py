@@ -17,7 +17,7 @@ follow each other:
               agent then has an hour's history waiting, made in advance by the agents' own code with clocks set back
 
 After each everything has ``--calm-s`` seconds, and after ``away`` until agents have delivered what had waited, at most
-``--deliver-s``. In the end what was acknowledged to any agent is compared with what is
+``--deliver-s``, and then ``--calm-s`` again. In the end what was acknowledged to any agent is compared with what is
 stored. Everything shares this machine, so times are those of a fleet whose machines are as busy as this one.
 """
 
@@ -60,7 +60,8 @@ from tests.bench.vms import BenchError
 
 FAULTS = ("worker", "machine", "slow", "full", "failover", "away")
 BAR_RECOVERY_S = 120.0
-DRIVERS = 4
+DRIVERS = 20
+"""Processes with agents: of hundreds in one, each of which has something to do, most wait for the interpreter."""
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 SLOW_FLUSH_MS = 100
 DISK_MIB, HOST_DISK_MIB = 600, 3
@@ -317,6 +318,7 @@ def suffer_all(site: Site, options: Options) -> Iterator[Phase]:
             time.sleep(options.calm_s)
             if name == "away":
                 site.wait_until_delivered(shown.console.print)
+                time.sleep(options.calm_s)  # whether each host reports in its turns then
             shown.advance(task)
             yield Phase(name, begin_s, repaired_s, repaired_epoch_s, time.monotonic())
 

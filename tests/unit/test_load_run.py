@@ -150,7 +150,8 @@ def waited_s() -> float:
 def once(check: Callable[[], bool]) -> None:
     """Of a few attempts, further and further apart, one must find the machine quiet enough.
 
-    Where others had the CPUs during most of them, none needs to: what ``check`` itself asserts has held all the same.
+    Where others had the CPUs during most of them that says nothing, and the test counts as skipped; what ``check``
+    itself asserts has held all the same.
     """
     quiet = 0
     for pause_s in ATTEMPT_PAUSES_S:
@@ -159,7 +160,9 @@ def once(check: Callable[[], bool]) -> None:
         if check():
             return
         quiet += waited_s() - begin_waited_s <= MOST_WAITED * (time.monotonic() - begin_s)
-    assert quiet <= len(ATTEMPT_PAUSES_S) // 2
+    if quiet <= len(ATTEMPT_PAUSES_S) // 2:
+        pytest.skip("others had the CPUs: upper bounds are not tested")
+    pytest.fail(f"in none of {len(ATTEMPT_PAUSES_S)} attempts, {quiet} of them on a quiet machine")
 
 
 def test_fixed_service_time() -> None:
