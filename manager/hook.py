@@ -5,17 +5,22 @@ The request is a line ``started UUID NAME``; closing the connection is the answe
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 _MOST_BYTES = 4096
 _SLOW_S = 1.0
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_REST_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,14 @@ class _HookServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         # So Linux creates the file with this mode.
         os.fchmod(self.socket.fileno(), 0o600)
         super().server_bind()
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # the hook stays in the queue: without a rest this would be asked all the time
+                time.sleep(_REST_S)
+            raise
 
     def handle_error(self, _request: object, _client_address: object) -> None:
         log.exception("libvirt's hook")

@@ -105,6 +105,7 @@ class Doctor:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
+                    errors="replace",  # of what it says of an error any byte may be in a path or a name
                     process_group=0,
                 )
             except OSError as error:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
+import socketserver
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -171,6 +175,52 @@ def test_only_root_gets_in_and_the_socket_goes_with_the_agent(tmp_path: Path) ->
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     door.close()
     assert not path.exists()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for each time that a connection was asked for."""
+    times: list[int] = []
+    ask = socketserver.UnixStreamServer.get_request
+
+    def noted(server: socketserver.UnixStreamServer) -> tuple[socket.socket, object]:
+        times.append(len(times))
+        return ask(server)
+
+    monkeypatch.setattr(socketserver.UnixStreamServer, "get_request", noted)
+    return times
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process cannot open any."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(opened[0]))
+        yield
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_a_free_file_it_waits_and_then_goes_on(
+    hook: Hook, told: list[tuple[str, str]], asked: list[int]
+) -> None:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(HANGS_S)
+        with no_more_files():
+            caller.connect(str(hook.socket))
+            caller.sendall(f"started {UUID} web\n".encode())
+            time.sleep(0.5)
+            assert 0 < len(asked) < 10
+            assert told == []
+        assert caller.recv(1) == b""
+    assert told == [(UUID, "web")]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("print('{}')", "findings"),
         ("""print('{"findings": [{"id": 1}]}')""", "area"),
         ("print('[]')", "did not answer"),
+        (r"import os; os.write(2, b'no folder named \xff\n')", "no folder named \ufffd"),
     ],
 )
 def test_what_is_no_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str) -> None:
