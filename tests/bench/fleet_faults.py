@@ -69,8 +69,9 @@ _MANY = 1_000_000  # more windows than an application has
 _LONGEST_OUTAGE_S = 10.0
 _NAMED = 5
 _LOOK_S = 10.0
-_AS_BEFORE = 1.2
-"""Delivered is what had waited once no more than so many times as much waits as before; each agent keeps its minute."""
+_AS_BEFORE = 3.0
+"""Delivered is what had waited once no more than so many times as much waits as before: each agent keeps its minute, so
+what waits differs from moment to moment."""
 _TURNS = 3
 """A host reports every two intervals; one that is without an answer for so many has missed its turn."""
 
