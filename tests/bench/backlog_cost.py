@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tests.bench.fault_agents import PastClock, live_through
+from tests.bench.fault_agents import History, give_history
 from tests.bench.figures import machine, undone_when_told_to_end, write_json
 from tests.bench.fleet import postgres_cpu_s, register
 from tests.bench.fleet_agents import AgentSpec, Common, SimulatedAgent
@@ -58,24 +58,13 @@ def run(hosts: int, vms: int, minutes: float) -> Delivered:
                 agent = SimulatedAgent(spec, common)
                 stack.callback(agent.close)
                 agent.begin()
-                items += _history(agent, spec, common, minutes)
+                items += give_history(agent, spec, common, History(minutes), time.time())
                 agents.append(agent)
         before = time.monotonic(), time.thread_time(), usage(manager.pid).cpu_s, postgres_cpu_s(server)
         for agent in agents:
             agent.agent.reporter.report(ask=True)
         after = time.monotonic(), time.thread_time(), usage(manager.pid).cpu_s, postgres_cpu_s(server)
         return Delivered(items, *(now - then for now, then in zip(after, before, strict=True)))
-
-
-def _history(agent: SimulatedAgent, spec: AgentSpec, common: Common, minutes: float) -> int:
-    """How many items wait."""
-    clock = PastClock(time.time() - 60 - 60 * minutes)
-    earlier = AgentSpec(spec.url, spec.token, spec.host, spec.vms, spec.interval_s, spec.folder / "past")
-    past = SimulatedAgent(earlier, common, outbox=agent.outbox, clock=clock)
-    try:
-        return live_through(agent, past, clock, round(60 * minutes / INTERVAL_S), INTERVAL_S)
-    finally:
-        past.close()
 
 
 def show(result: Delivered, hosts: int) -> None:

@@ -172,6 +172,14 @@ class PastClock:
         self._now = Clock(self._now.epoch_s + seconds, self._now.monotonic_s + seconds)
 
 
+def give_history(agent: SimulatedAgent, spec: AgentSpec, common: Common, of: History, until_epoch_s: float) -> int:
+    """An earlier life of an agent of ``spec``, which ended a minute before then; how much waits with the agent then."""
+    clock = PastClock(until_epoch_s - 60 - 60 * of.minutes)
+    past = SimulatedAgent(replace(spec, folder=spec.folder / "past"), common, outbox=agent.outbox, clock=clock)
+    with closing(past):
+        return live_through(agent, past, clock, round(60 * of.minutes / spec.interval_s), spec.interval_s)
+
+
 def live_through(agent: SimulatedAgent, past: SimulatedAgent, clock: PastClock, ticks: int, interval_s: float) -> int:
     """Let ``past``, which has the agent's outbox and assignment and ``clock``, tick so often; how much waits then."""
     past.agent.reporter.assigned = agent.agent.reporter.assigned
@@ -233,9 +241,11 @@ class FaultDriver:
             one.agent.reporter.start()
 
     def _tick(self, host: str) -> None:
-        self._agents[host].tick()
-        self._ticks.append((host, time.monotonic()))
-        self._ticking.discard(host)
+        try:
+            self._agents[host].tick()
+            self._ticks.append((host, time.monotonic()))
+        finally:
+            self._ticking.discard(host)
 
     def run(self, pipe: Connection) -> None:
         """Tick until told something else; say how much waits when asked, or when a history is made."""
@@ -263,16 +273,11 @@ class FaultDriver:
                         self._pool.submit(self._tick, host)
 
     def _make(self, order: History) -> int:
-        """An earlier life of each agent, which ended before this one began; how much waits then, of all."""
-        orders, ticks = self._orders, round(60 * order.minutes / self._orders.interval_s)
-        waiting = 0
-        for host, agent in self._agents.items():
-            clock = PastClock(self._begun_epoch_s - 60 - 60 * order.minutes)
-            spec = self._spec(host, orders.folder / host / "past")
-            past = SimulatedAgent(spec, self._common, outbox=agent.outbox, clock=clock)
-            waiting += live_through(agent, past, clock, ticks, orders.interval_s)
-            past.close()
-        return waiting
+        """An earlier life of each agent; how much waits then, of all."""
+        return sum(
+            give_history(agent, self._spec(host, self._orders.folder / host), self._common, order, self._begun_epoch_s)
+            for host, agent in self._agents.items()
+        )
 
     def _waits(self) -> int:
         return sum(written_of(self._orders.folder / host) for host in self._agents)

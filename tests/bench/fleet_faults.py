@@ -292,9 +292,10 @@ def agents_of(
     """Start the agents; returns once all have reported."""
     context = multiprocessing.get_context("spawn")
     pipes = []
-    for number in range(DRIVERS):
+    drivers = min(DRIVERS, len(hosts))
+    for number in range(drivers):
         own, theirs = context.Pipe()
-        mine = hosts[number::DRIVERS]
+        mine = hosts[number::drivers]
         orders = Orders(ADDRESSES, managers.port, token, mine, options.vms, options.interval_s, folder)
         process = context.Process(target=drive, args=(orders, theirs), daemon=True)
         process.start()
