@@ -204,6 +204,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         guard=guard_settings(settings),
     )
     metrics.aside.set_function(lambda: outbox.aside)
+    metrics.waiting.set_function(lambda: outbox.waiting)
     _report_renamed(running, outbox, settings.text("host_name"))
     for problem in broken:
         running.say(Severity.ERROR, "policy", problem)

@@ -107,6 +107,7 @@ class AgentMetrics:
         self.rejected = self._counter("items_refused", "Items that the manager did not accept", "kind")
         for kind in ItemKind:
             self.rejected.labels(kind)
+        self.waiting = self._gauge("items_waiting", "Items that wait for the manager")
         self.aside = self._gauge("items_set_aside", "Items kept that the manager did not accept")
         self.clock_ahead = self._gauge("clock_ahead_seconds", "How far this clock is ahead of the manager's")
         self.libvirt_up = self._gauge("libvirt_up", "1 when libvirt is connected")

@@ -24,6 +24,7 @@ from manager.loop.delivery import Piece, Rejected, deliver, pieces_of, report_of
 from manager.loop.known_windows import KnownWindows
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Outbox, Waiting
+from manager.loop.pace import Waits
 from manager.model.fields import adapter_of, fields_of
 from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
@@ -236,8 +237,10 @@ class ManagerLink:
         self._windows_read[application] = read
         return tuple(sorted((window for _, window in read.values()), key=_end_s))
 
-    def send(self, report: Report, *, ask: bool = False, history: bool = True, easy_s: float = math.inf) -> Assigned:
-        """Report the last tick, and with ``history`` all that waits, oldest first, until nothing does.
+    def send(
+        self, report: Report, waits: Waits = Waits.ALL, *, ask: bool = False, easy_s: float = math.inf
+    ) -> Assigned:
+        """Report the last tick, and of what waits all, or the events, oldest first, until nothing does.
 
         It comes in parts, the first a small one where the manager took none the last time; after one that it took
         longer than ``easy_s`` for, the rest stays in the outbox.
@@ -252,8 +255,8 @@ class ManagerLink:
         if report.domains is not None:
             scalars.append(Piece("domains", _valid(report.domains, _domain)))
         while True:
-            most = _FEW if history and self._refused else _BATCH
-            waiting = self._outbox.peek(most, _BATCH_BYTES) if history else _NOTHING
+            most = _FEW if waits is not Waits.NOTHING and self._refused else _BATCH
+            waiting = self._peek(waits, most)
             now, windows = windows[:most], windows[most:]
             last = waiting.complete and not windows
             pieces, unsendable = pieces_of(waiting, self._host)
@@ -271,8 +274,10 @@ class ManagerLink:
             took_s = system_clock().monotonic_s - begin_s
             enough = took_s > easy_s and not windows
             self._reject(unsendable)  # not before somebody answers, or it would be said with each attempt
-            if waiting.last:
+            if waits is Waits.ALL and waiting.last:
                 self._outbox.drop_through(waiting.last)
+            elif waiting.last:
+                self._outbox.drop_events_through(waiting.last)
             if stored.vms_missing:
                 self._known.forget()
             elif not report.live and stored.stored_windows == sum(piece.field == "windows" for piece in pieces):
@@ -283,6 +288,12 @@ class ManagerLink:
                 self.slow_part_s = None if last else took_s
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._assigned if done else self.fetch()
+
+    def _peek(self, waits: Waits, most: int) -> Waiting:
+        """Raises JournalError."""
+        if waits is Waits.NOTHING:
+            return _NOTHING
+        return self._outbox.peek(most, _BATCH_BYTES, events_only=waits is Waits.EVENTS)
 
     def _post(
         self, pieces: Sequence[Piece], **flags: bool

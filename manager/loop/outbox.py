@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS set_aside (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, body TEXT NOT NULL, why TEXT NOT NULL
 ) STRICT
 """
+_EVENTS = "CREATE INDEX IF NOT EXISTS waiting_events ON waiting (seq) WHERE kind = 'event'"
 _ABOUT = "CREATE TABLE IF NOT EXISTS about (host TEXT PRIMARY KEY) STRICT"
 _SET_ASIDE = """
 INSERT INTO set_aside (kind, body, why) SELECT ?1, ?2, ?3
@@ -54,7 +55,9 @@ MOST_ASIDE = 1000
 
 _INSERT = "INSERT INTO waiting (seq, kind, body) VALUES (?, ?, ?)"
 _OLDEST = "SELECT seq, kind, body FROM waiting WHERE seq > ? ORDER BY seq"
+_OLDEST_EVENTS = "SELECT seq, kind, body FROM waiting WHERE seq > ? AND kind = 'event' ORDER BY seq"
 _FORGET = "DELETE FROM waiting WHERE seq <= ?"
+_FORGET_EVENTS = "DELETE FROM waiting WHERE seq <= ? AND kind = 'event'"
 _LAST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'waiting'"
 _DROP_BULK = """
 DELETE FROM waiting WHERE seq IN (
@@ -162,6 +165,8 @@ def _fits(table: str, row: Mapping[str, object]) -> bool:
 def _prepare(database: sqlite3.Connection) -> None:
     for table in (_SCHEMA, _ASIDE, _ABOUT):
         database.execute(table)
+    with suppress(sqlite3.OperationalError):  # on a full disk a file of an earlier version does without
+        database.execute(_EVENTS)
     database.execute("SELECT seq, kind, body FROM waiting LIMIT 1").fetchone()  # also an empty table must have these
 
 
@@ -342,31 +347,34 @@ class Outbox:
                     total -= cursor.execute(statement, (total - self._max_rows,)).rowcount
         return total
 
-    def peek(self, limit: int, max_bytes: int) -> Waiting:
-        """The oldest items, at most ``limit`` and ``max_bytes`` of them, but one in any case.
+    def peek(self, limit: int, max_bytes: int, *, events_only: bool = False) -> Waiting:
+        """The oldest items, or the oldest events, at most ``limit`` and ``max_bytes`` of them, but one in any case.
 
         Raises JournalError when the file cannot be read.
         """
         with self._lock:
-            return self._act("read", lambda: self._oldest(limit, max_bytes))
+            return self._act("read", lambda: self._oldest(limit, max_bytes, events_only=events_only))
 
-    def _oldest(self, limit: int, max_bytes: int) -> Waiting:
+    def _oldest(self, limit: int, max_bytes: int, *, events_only: bool) -> Waiting:
         last = size = taken = 0
         complete = True
         fields: dict[ItemKind, list[Fields]] = {kind: [] for kind in ItemKind}
         with closing(self._database.cursor()) as cursor:
-            written = cursor.execute(_OLDEST, (self._taken,)) if self._rows else ()
-            for seq, kind, body in chain(written, self._unwritten):
+            query = _OLDEST_EVENTS if events_only else _OLDEST
+            written = cursor.execute(query, (self._taken,)) if self._rows else ()
+            unwritten = (row for row in self._unwritten if row[1] == ItemKind.EVENT or not events_only)
+            for seq, kind, body in chain(written, unwritten):
                 size += len(body)
                 complete = not taken or (taken < limit and size <= max_bytes)
                 if not complete:
                     break
                 fields[ItemKind(kind)].append(json.loads(body))
                 last, taken = seq, taken + 1
-        fresh = self._fresh[: max(limit - taken, 0 if taken else 1)] if complete else []
+        after = [] if events_only else self._fresh  # among which there is no event
+        fresh = after[: max(limit - taken, 0 if taken else 1)] if complete else []
         return Waiting(
             fresh[-1][0] if fresh else last,
-            complete and len(fresh) == len(self._fresh),
+            complete and len(fresh) == len(after),
             fields,
             tuple((item_kind, item) for _, item_kind, item in fresh),
         )
@@ -380,6 +388,17 @@ class Outbox:
             if self._rows:
                 with suppress(JournalError):
                     self._rows = self._act("written", lambda: self._rows - self._dropped())
+
+    def drop_events_through(self, seq: int) -> None:
+        """The same of events alone. Those that the disk does not let go are reported once more, and stored once."""
+        with self._lock:
+            self._unwritten = [row for row in self._unwritten if row[0] > seq or row[1] != ItemKind.EVENT]
+            if self._rows:
+                with suppress(JournalError):
+                    self._rows = self._act("written", lambda: self._rows - self._dropped_events(seq))
+
+    def _dropped_events(self, seq: int) -> int:
+        return self._database.execute(_FORGET_EVENTS, (seq,)).rowcount
 
     def _dropped(self) -> int:
         return self._database.execute(_FORGET, (self._taken,)).rowcount
@@ -398,6 +417,12 @@ class Outbox:
         with transaction(self._database) as cursor:
             cursor.executemany(_SET_ASIDE, rows)
             cursor.execute(_BOUND_ASIDE, (MOST_ASIDE,))
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait."""
+        with self._lock:
+            return self._rows + len(self._unwritten) + len(self._fresh)
 
     @property
     def aside(self) -> int:

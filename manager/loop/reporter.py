@@ -18,7 +18,7 @@ from manager.loop.link import ManagerLink, Report
 from manager.loop.migrations import Migrations
 from manager.loop.observer import system_clock
 from manager.loop.outgoing import Outgoing
-from manager.loop.pace import Pace
+from manager.loop.pace import Pace, Waits
 from manager.loop.schedule import AFTER_SLOT_S
 from manager.loop.tick import ControlLoop
 from manager.loop.watches import Background, FindingsWatch, Oversight
@@ -127,34 +127,35 @@ class Reporter(Background):
         now_s = system_clock().monotonic_s
         if not self._pace.asks(now_s):
             return
-        history = self._pace.history_due(now_s, urgent=self._outgoing.urgent)
-        if history or self._link.shared or self._pace.live_due(now_s) or self._is_urgent():
-            self.exchange(history=history)
+        waits = self._pace.waits_due(now_s, urgent=self._outgoing.urgent)
+        due = waits is not Waits.NOTHING or self._pace.live_due(now_s)
+        if due or self._link.shared or self._is_urgent():
+            self.exchange(waits)
 
-    def exchange(self, *, history: bool = True) -> None:
+    def exchange(self, waits: Waits = Waits.ALL) -> None:
         """One exchange. Where other hosts wait for the report, it comes first, and the question after a pause.
 
-        Else it is one request, because each has its cost. ``history``: with all that waits in the outbox.
+        Else it is one request, because each has its cost. ``waits``: with so much of what waits in the outbox.
         """
         if not self._link.shared:
-            self.report(ask=True, history=history)
+            self.report(waits, ask=True)
             return
         begin_s = system_clock().monotonic_s
-        self.report(history=history)
+        self.report(waits)
         rest_s = begin_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
         if not self._stopping.wait(max(rest_s, 0.0)):
             self.fetch()
 
-    def report(self, *, ask: bool = False, history: bool = True) -> bool:
+    def report(self, waits: Waits = Waits.ALL, *, ask: bool = False) -> bool:
         """Report what is new, and with ``ask`` take the assignment. False: the manager does not answer."""
         latest, stalled = self.latest, self._stalled
         urgent = self._outgoing.urgent
-        if history:
+        if waits is not Waits.NOTHING:
             self._outgoing.urgent = False
         sources, services = self._telemetry.statuses(), self._telemetry.services()
         facts = self._facts()
-        news = self._is_news(facts, history=history)
-        told = history or news or self._link.shared or self._is_urgent()
+        news = self._is_news(facts, history=waits is Waits.ALL)
+        told = waits is not Waits.NOTHING or news or self._link.shared or self._is_urgent()
         services_due = told and self._are_due(services)  # with them a live report is none that one statement stores
         migrations = tuple(self._migrations.reports())
         self._outgoing.metrics.observe_sources(sources)
@@ -178,15 +179,15 @@ class Reporter(Background):
                     findings=facts.findings,
                 )
             in_turns = self._pace.cadence is not None and not self._stopping.is_set()
-            assigned = self._link.send(report, ask=ask, history=history, easy_s=_EASY_S if in_turns else math.inf)
+            assigned = self._link.send(report, waits, ask=ask, easy_s=_EASY_S if in_turns else math.inf)
         except (ManagerUnavailable, JournalError) as error:
             self._outgoing.urgent = urgent or self._outgoing.urgent
             self._pace.failed(system_clock().monotonic_s)
             return self._without_manager(error)
         self._migrations.reported(migrations)
         self._migrations.obey(self._link.orders)
-        slow_part_s = self._link.slow_part_s if history else None
-        self._pace.reported(system_clock().monotonic_s, self._link.cadence, history=history, slow_part_s=slow_part_s)
+        slow_part_s = self._link.slow_part_s if waits is Waits.ALL else None
+        self._pace.reported(system_clock().monotonic_s, self._link.cadence, waits, slow_part_s=slow_part_s)
         if news:
             self._reported_facts = facts, system_clock().monotonic_s
         if services_due:

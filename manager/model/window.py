@@ -20,6 +20,10 @@ So those of all origins together, and a whole hour of them, are within what agen
 2**53 response times and 1e15 requests, and within a BIGINT.
 """
 
+LONGEST_DELAY_S = 6 * 3600.0
+"""After an outage of the managers an agent begins to deliver what waited no later than that, see ``manager.loop.pace``.
+"""
+
 
 class Burn(StrEnum):
     """How urgent the burn rate of an error budget is: ``fast``: look at once, ``slow``: today, ``none``: not at all."""

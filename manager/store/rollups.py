@@ -35,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from manager.control.budget import Period, Violation, judge, total
-from manager.model.window import Ready, Window, merge
+from manager.model.window import LONGEST_DELAY_S, Ready, Window, merge
 from manager.store.arrivals import WINDOWS
 from manager.store.database import Database
 from manager.store.day_partitions import MINUTES as MINUTE_DAYS
@@ -65,7 +65,8 @@ from manager.store.windows import columns_of
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
 _STEP = timedelta(microseconds=1)
 _DAY = timedelta(days=1)  # so far ahead a host's clock alone is believed
-_RETURN = timedelta(hours=1)  # after it a host that was away has told all, and its minutes are rolled up
+_RETURN = timedelta(seconds=LONGEST_DELAY_S, hours=1)
+"""After it a host that was away has told all, and its minutes are rolled up."""
 _AT_ONCE = 500  # notes whose rows are made together: neither many applications nor many minutes take much memory
 
 PERIOD_COLUMNS = (

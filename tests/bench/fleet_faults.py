@@ -69,7 +69,7 @@ _MANY = 1_000_000  # more windows than an application has
 _LONGEST_OUTAGE_S = 10.0
 _NAMED = 5
 _LOOK_S = 10.0
-_AS_BEFORE = 3.0
+_AS_BEFORE = 1.5
 """Delivered is what had waited once no more than so many times as much waits as before: each agent keeps its minute, so
 what waits differs from moment to moment."""
 _TURNS = 3

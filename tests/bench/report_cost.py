@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -23,6 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from manager.loop.pace import Waits
 from tests.bench.figures import machine, undone_when_told_to_end, write_json
 from tests.bench.fleet import postgres_cpu_s, register
 from tests.bench.fleet_agents import AgentSpec, Common, SimulatedAgent
@@ -98,9 +100,9 @@ def play(site: Site, rounds: int) -> Result:
     """Let the agents report; the first round does not count."""
     costs: dict[bool, list[ReportCost]] = {False: [], True: []}
 
-    def report(*, history: bool) -> int:
+    def report(waits: Waits) -> int:
         for agent in site.agents:
-            agent.agent.reporter.report(ask=True, history=history)
+            agent.agent.reporter.report(waits, ask=True)
         return len(site.agents)
 
     with Progress(transient=True) as shown:
@@ -111,7 +113,7 @@ def play(site: Site, rounds: int) -> Result:
                     agent.tick()
                 history = tick == TICKS - 1
                 if history or tick % 2:
-                    cost = site.cost(lambda history=history: report(history=history))  # type: ignore[misc]
+                    cost = site.cost(partial(report, Waits.ALL if history else Waits.NOTHING))
                     if number:
                         costs[history].append(cost)
                 time.sleep(max(began_s + INTERVAL_S - time.monotonic(), 0.0))

@@ -16,7 +16,7 @@ from manager.control.budget import Period, total
 from manager.errors import NotFound
 from manager.model.histogram import Histogram
 from manager.model.registration import Application, HostSpec, Sla, Tier, VmClass, VmSpec
-from manager.model.window import Ready, Window
+from manager.model.window import LONGEST_DELAY_S, Ready, Window
 from manager.store import retention, rollups
 from manager.store.applications import application_with_past, put_application, remove_application
 from manager.store.database import Database
@@ -476,7 +476,7 @@ def test_windows_stay_while_another_host_of_the_application_is_away(store: Store
     with store.database.writing() as session:
         back = get(session, HostRow, "g")
         back.silent, back.back_at = False, store.now
-    store.now += timedelta(minutes=5)
+    store.now += timedelta(seconds=LONGEST_DELAY_S, minutes=5)
     assert store.forget() == 0
     store.report(*slots(0, 3600, seed=1), origin="g")
     store.job().roll_up(store.now)

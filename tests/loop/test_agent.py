@@ -19,6 +19,7 @@ from sqlalchemy import delete
 from manager.errors import ManagerUnavailable
 from manager.logs import TICK_NUMBER
 from manager.loop.link import joined
+from manager.loop.pace import Waits
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
@@ -479,8 +480,8 @@ def test_a_mistake_in_an_exchange_is_counted_and_exchanges_go_on(
     exchanged = threading.Event()
     mistakes = iter([KeyError("a mistake")])
 
-    def exchange(*, history: bool) -> None:
-        assert history
+    def exchange(waits: Waits) -> None:
+        assert waits is Waits.ALL
         for mistake in mistakes:
             raise mistake
         exchanged.set()

@@ -116,6 +116,38 @@ def test_what_is_taken_at_once_is_bounded_but_never_nothing(outbox: Outbox) -> N
     assert (ids(outbox.peek(10, 1).fields), outbox.peek(10, 1).complete) == (["record 0"], False)
 
 
+def test_events_are_taken_before_what_waits_with_them(outbox: Outbox, path: Path) -> None:
+    outbox.put([record(1), event(1), tick(1), event(2)])
+    outbox.put([event(3), record(2)])
+    outbox.put([tick(2)])
+    first = outbox.peek(2, PLENTY, events_only=True)
+    assert (ids(first.fields), first.complete, first.fresh) == (["event 1", "event 2"], False, ())
+    outbox.drop_events_through(first.last)
+    rest = outbox.peek(10, PLENTY, events_only=True)
+    assert (ids(rest.fields), rest.complete) == (["event 3"], True)
+    assert not any(rest.fields[kind] for kind in ItemKind if kind is not ItemKind.EVENT)
+    outbox.drop_events_through(rest.last)
+    assert outbox.peek(10, PLENTY, events_only=True) == Waiting(0, True, {kind: [] for kind in ItemKind})
+    found = outbox.peek(10, PLENTY)
+    assert ids(found.fields) == ["record 1", "record 2"], "the rest still waits"
+    assert found.fresh == ((ItemKind.TICK, tick(2)),)
+    assert outbox.waiting == 4
+    outbox.drop_through(found.last)
+    assert (outbox.peek(10, PLENTY).last, outbox.waiting) == (0, 0)
+    outbox.put([event(4)])
+    with closing(Outbox(path, 100)) as again:
+        assert waiting(again) == ["event 4"]
+
+
+def test_the_room_of_events_that_were_taken_is_free_again(tmp_path: Path) -> None:
+    with closing(Outbox(tmp_path / "outbox.db", 6)) as outbox:
+        outbox.put([*map(event, range(4)), record(1), record(2)])
+        outbox.drop_events_through(outbox.peek(10, PLENTY, events_only=True).last)
+        assert outbox.waiting == 2
+        outbox.put(map(record, range(3, 7)))
+        assert waiting(outbox) == [f"record {number}" for number in range(1, 7)], "nothing is dropped"
+
+
 def test_ticks_and_windows_are_written_only_if_the_next_come_first(outbox: Outbox, path: Path) -> None:
     def written() -> list[str]:
         with closing(sqlite3.connect(path)) as other:
@@ -237,6 +269,39 @@ def test_what_a_full_disk_refuses_waits_in_memory(tmp_path: Path) -> None:
         outbox.close()
         with closing(Outbox(disk.folder / "outbox.db", 10_000)) as again:
             assert waiting(again, 2000) == wanted
+
+
+def test_events_are_also_taken_from_what_a_full_disk_refused(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk, closing(Outbox(disk.folder / "outbox.db", 10_000)) as outbox:
+        outbox.put([record(1), event(1)])
+        disk.fill()
+        with pytest.raises(JournalError):
+            outbox.put([*map(record, range(2, 400)), event(2)])
+        first = outbox.peek(1, PLENTY, events_only=True)
+        assert (ids(first.fields), first.complete) == (["event 1"], False)
+        whole = outbox.peek(9, PLENTY, events_only=True)
+        assert (ids(whole.fields), whole.complete) == (["event 1", "event 2"], True)
+        outbox.drop_events_through(whole.last)
+        assert "event 2" not in waiting(outbox, 2000)
+        assert [name for name in waiting(outbox, 2000) if name.startswith("record")] == [
+            f"record {number}" for number in range(1, 400)
+        ]
+
+
+def test_a_file_of_an_earlier_version_is_opened_on_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        path = disk.folder / "outbox.db"
+        with closing(Outbox(path, 10_000)) as outbox:
+            outbox.put([*map(record, range(100)), event(1)])
+        with closing(sqlite3.connect(path)) as killed, ExitStack() as stack:  # its files beside the database are there
+            killed.execute("DROP INDEX waiting_events")
+            killed.commit()
+            killed.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            disk.fill()
+            outbox = stack.enter_context(closing(Outbox(path, 10_000)))
+            with pytest.raises(JournalError, match="full"):
+                outbox.put([*map(record, range(100, 200))])
+            assert ids(outbox.peek(9, PLENTY, events_only=True).fields) == ["event 1"]
 
 
 def test_what_waits_in_memory_is_bounded_and_what_comes_with_every_interval_goes_first(

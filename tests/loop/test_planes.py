@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from manager.cli import main, record_command
 from manager.loop import link as link_module
 from manager.loop import reporter as reporter_module
 from manager.loop.observer import Clock
-from manager.loop.pace import Pace
+from manager.loop.pace import Pace, Waits
 from manager.loop.watches import Oversight
 from manager.model.records import Severity
 from manager.model.traffic import HostServices, SeenService
@@ -174,19 +174,19 @@ def test_who_looks_gets_all_in_each_interval(site: Site, path: str) -> None:
 def test_a_manager_that_asks_for_nothing_gets_all_in_each_interval() -> None:
     pace = Pace("a")
     assert pace.live_due(0.0)
-    assert pace.history_due(0.0)
-    pace.reported(1.0, None, history=True)
+    assert pace.waits_due(0.0) is Waits.ALL
+    pace.reported(1.0, None, Waits.ALL)
     assert pace.live_due(1.1)
-    assert pace.history_due(1.1)
+    assert pace.waits_due(1.1) is Waits.ALL
 
 
 def test_hosts_take_turns_by_themselves() -> None:
     paces = [Pace(f"kvm{number}") for number in range(1200)]
     for pace in paces:  # after an hour without a manager, all at once
-        pace.reported(3600.0, CADENCE, history=True)
+        pace.reported(3600.0, CADENCE, Waits.ALL)
     due = [0] * 12
     for pace in paces:
-        first = next(turn for turn in range(12) if pace.history_due(3600.0 + SLOT_S * (turn + 1)))
+        first = next(turn for turn in range(12) if pace.waits_due(3600.0 + SLOT_S * (turn + 1)) is Waits.ALL)
         due[first] += 1
     assert min(due) > 60, "about 100 in each interval of the next minute"
     assert sum(pace.live_due(3600.0 + SLOT_S) for pace in paces) in range(480, 720)
@@ -196,44 +196,116 @@ def away(pace: Pace, begin_s: float, end_s: float) -> int:
     """No manager answers in between, and is asked every second where that may be; how often it was."""
     asked = 0
     for second in range(int(begin_s), int(end_s)):
-        if pace.asks(second) and (pace.live_due(second) or pace.history_due(second)):
+        if pace.asks(second) and (pace.live_due(second) or pace.waits_due(second) is Waits.ALL):
             pace.failed(second)
             asked += 1
     return asked
 
 
 def test_a_fleet_comes_back_by_itself_in_turns() -> None:
-    """After an hour without a manager each host is there within two intervals, what waited comes within a minute."""
+    """After an hour without a manager each host is there within two intervals, its events within the minute that
+    follows, and all else that waited within a quarter of that hour.
+    """
     paces = [Pace(f"kvm{number}") for number in range(1200)]
     for pace in paces:
-        pace.reported(0.0, CADENCE, history=True)
+        pace.reported(0.0, CADENCE, Waits.ALL)
     asked = [away(pace, 60, 3600) for pace in paces]
     assert max(asked) <= 3540 / CADENCE.live_s + 2, "at once again, then once in each turn"
-    live, history = [0] * 10, [0] * 71
+    live, events, history = [0] * 10, [0] * 71, [0] * 15
     for pace in paces:
         first = next(second for second in range(10) if pace.asks(3600.0 + second))
         live[first] += 1
         assert pace.live_due(3600.0 + first)
-        assert not pace.history_due(3600.0 + first, urgent=True), "first it says that it is there"
-        pace.reported(3600.0 + first, CADENCE, history=False)
-        due = next(second for second in range(first + 1, 71) if pace.history_due(3600.0 + second, urgent=True))
-        history[due] += 1
-        pace.reported(3600.0 + due, CADENCE, history=True)
-        assert pace.history_due(3600.0 + due + 1, urgent=True), "then events are as urgent as ever"
+        assert pace.waits_due(3600.0 + first, urgent=True) is Waits.NOTHING, "first it says that it is there"
+        pace.reported(3600.0 + first, CADENCE, Waits.NOTHING)
+        told, all_due = False, 0.0
+        for second in range(first + 1, first + 901):
+            waits = pace.waits_due(3600.0 + second, urgent=not told)
+            if waits is Waits.ALL:
+                all_due = 3600.0 + second
+                break
+            if waits is Waits.EVENTS:
+                pace.reported(3600.0 + second, CADENCE, waits)
+                told = True
+                events[second] += 1
+        history[int(all_due - 3600 - first - 1) // 60] += 1
+        pace.reported(all_due, CADENCE, Waits.ALL)
+        assert pace.waits_due(all_due + 1, urgent=True) is Waits.ALL, "then events are as urgent as ever"
     assert min(live) > 90, "about 120 in each second"
-    assert max(history) < 45, "about 20 in each second of the next minute"
+    assert sum(events) > 1000, "with all that waits at the hosts whose time comes sooner"
+    assert max(events) < 45, "about 20 in each second of the next minute"
+    assert min(history) > 40, "about 80 in each minute of the next quarter of an hour"
+
+
+@pytest.mark.parametrize(("away_min", "made_up_within_s"), [(1, 60), (4, 60), (60, 900), (6_000, 6 * 3600)])
+def test_what_waited_comes_within_a_quarter_of_an_outage(away_min: int, made_up_within_s: int) -> None:
+    latest_s = 0.0
+    for number in range(200):
+        pace = Pace(f"kvm{number}")
+        pace.reported(0.0, CADENCE, Waits.ALL)
+        for second in (1.0, 12.0, 60.0 * away_min - 11.0):
+            pace.failed(second)
+        now_s = begin_s = 60.0 * away_min
+        pace.reported(now_s, CADENCE, Waits.NOTHING)
+        while pace.waits_due(now_s) is not Waits.ALL:
+            now_s += made_up_within_s / 60
+        latest_s = max(latest_s, now_s - begin_s)
+    assert 0.9 * made_up_within_s < latest_s <= 1.04 * made_up_within_s
+
+
+def due_s(pace: Pace, now_s: float) -> float:
+    """When all that waits is due."""
+    return next(second for second in count(now_s) if pace.waits_due(second) is Waits.ALL)
+
+
+def test_a_request_that_fails_while_hosts_come_back_does_not_change_their_times() -> None:
+    pace, other = Pace("kvm8"), Pace("kvm8")
+    for one in (pace, other):
+        one.reported(0.0, CADENCE, Waits.ALL)
+        away(one, 60, 3600)
+        one.reported(3600.0, CADENCE, Waits.NOTHING)
+    due = due_s(other, 3600.0)
+    assert due > 3660, "so that it says something"
+    pace.failed(due - 1)
+    assert pace.waits_due(due) is Waits.NOTHING, "first it says that it is there"
+    pace.reported(due + 1, CADENCE, Waits.NOTHING)
+    assert pace.waits_due(due + 2) is Waits.ALL
+
+
+def test_after_another_outage_hosts_take_turns_again() -> None:
+    """Else all whose time had come meanwhile came at once."""
+    latest_s, at_once = 0.0, 0
+    for number in range(400):
+        pace = Pace(f"kvm{number}")
+        pace.reported(0.0, CADENCE, Waits.ALL)
+        away(pace, 60, 3600)
+        pace.reported(3600.0, CADENCE, Waits.NOTHING)
+        away(pace, 3605, 4200)
+        pace.reported(4200.0, CADENCE, Waits.NOTHING)
+        due = due_s(pace, 4201.0)
+        latest_s, at_once = max(latest_s, due - 4200), at_once + (due < 4215)
+    assert at_once < 20, "of 400, each at its own time within a quarter of an hour"
+    assert 800 < latest_s <= 900, "the hour still waits, too"
+
+
+def test_a_manager_that_asks_for_fewer_reports_than_before_gets_what_waits_in_turns_as_well() -> None:
+    pace = Pace("a")
+    pace.reported(0.0, CADENCE, Waits.ALL)
+    away(pace, 60, 85)
+    pace.reported(85.0, Cadence(live_s=60, history_s=60), Waits.NOTHING)
+    assert due_s(pace, 85.0) <= 145
 
 
 def test_a_manager_that_is_away_for_a_moment_delays_nothing() -> None:
     """As when one of its processes ends: another one is asked at once, and gets all that is due."""
     pace = Pace("a")
-    pace.reported(0.0, CADENCE, history=True)
+    pace.reported(0.0, CADENCE, Waits.ALL)
     pace.failed(60.0)
     assert pace.asks(61.0)
-    assert pace.history_due(61.0)
-    pace.reported(61.0, CADENCE, history=True)
-    assert not pace.history_due(62.0)
-    assert pace.history_due(62.0, urgent=True)
+    assert pace.waits_due(61.0) is Waits.ALL
+    pace.reported(61.0, CADENCE, Waits.ALL)
+    assert pace.waits_due(62.0) is not Waits.ALL
+    assert pace.waits_due(62.0, urgent=True) is Waits.ALL
 
 
 def test_after_an_outage_the_state_comes_first_and_then_what_waited(site: Site) -> None:
@@ -248,6 +320,59 @@ def test_after_an_outage_the_state_comes_first_and_then_what_waited(site: Site) 
     [first, *_] = [number for number, report in enumerate(reports) if has_history(report)]
     assert len(ticks_in(reports[first])) > 30, "nothing is lost"
     assert not a.outbox.peek(1, 1000).last or not has_history(reports[-1])
+
+
+def long_outage(site: Site) -> None:
+    """Forty minutes without a manager, with an event in each; this host's own time is late in the ten that follow."""
+    to_history(site)
+    site.machines[0].outbox._max_rows = 10_000  # so that nothing is merged
+    site.up = False
+    for number in range(480):
+        if number % 12 == 0:
+            site.machines[0].agent.say(Severity.WARNING, "something", f"happened in minute {number // 12}")
+        interval(site)
+    site.up = True
+
+
+def test_after_a_long_outage_events_come_before_all_else_that_waited(site: Site) -> None:
+    begin_s = site.now_s
+    long_outage(site)
+    back_s = site.now_s
+    [live, *reports] = [report for _ in range(130) for report in interval(site)]
+    assert (live["events"], has_history(live)) == ([], False)
+    told = [report for report in reports if report["events"]]
+    assert [len(report["events"]) for report in told] == [40], "each once"
+    assert (ticks_in(told[0]), told[0]["decisions"]) == ([], []), "and nothing else that waited"
+    assert len(told[0]["windows"]) <= 2
+    first = next(number for number, report in enumerate(reports) if ticks_in(report))
+    assert first > reports.index(told[0])
+    assert sum(len(ticks_in(report)) for report in reports[first : first + 3]) > 480, "then all of it"
+    messages = {event["message"] for event in site.client.items("/events") if event["kind"] == "something"}
+    assert messages == {f"happened in minute {minute}" for minute in range(40)}
+    ends = [window["end"] for window in site.client.items("/applications/shop/windows")]
+    assert len(set(ends)) == len(ends) >= (back_s - begin_s) / SLOT_S
+    assert len(site.client.items("/hosts/a/ticks")) >= (back_s - begin_s) / SLOT_S
+
+
+def test_who_looks_after_a_long_outage_gets_all_that_waited_at_once(site: Site) -> None:
+    long_outage(site)
+    [report] = interval(site) or interval(site)
+    assert not has_history(report)
+    site.client.get("/hosts/a/ticks")
+    reports = [report for _ in range(4) for report in interval(site)]
+    assert sum(len(ticks_in(report)) for report in reports) > 480
+    assert sum(len(report["events"]) for report in reports) == 40
+
+
+def test_an_event_after_an_outage_comes_within_the_minute(site: Site) -> None:
+    """While what waited has still some minutes."""
+    long_outage(site)
+    for _ in range(14):
+        interval(site)
+    site.machines[0].agent.say(Severity.WARNING, "something", "new")
+    reports = [report for _ in range(13) for report in interval(site)]
+    [told] = [report for report in reports if report["events"]]
+    assert ([event["message"] for event in told["events"]], ticks_in(told)) == (["new"], [])
 
 
 def test_of_a_slow_manager_no_more_is_asked_than_it_can_do(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,32 +395,35 @@ def test_of_a_slow_manager_no_more_is_asked_than_it_can_do(site: Site, monkeypat
 def test_the_rest_comes_the_later_the_busier_a_manager_is() -> None:
     pace = Pace("a")
     for took_s, pause_s in ((1.2, 6.0), (3.0, 15.0), (30.0, CADENCE.history_s)):
-        pace.reported(0.0, CADENCE, history=True)
+        pace.reported(0.0, CADENCE, Waits.ALL)
         begin_s = next(
-            second for second in range(1, 61) if pace.history_due(second)
+            second for second in range(1, 61) if pace.waits_due(second) is Waits.ALL
         )  # the next turn is as far as it can
-        pace.reported(begin_s, CADENCE, history=True, slow_part_s=took_s)
-        assert not pace.history_due(begin_s + pause_s - 1)
-        pace.reported(begin_s + 1, CADENCE, history=False)
-        assert pace.history_due(begin_s + pause_s)
-        pace.reported(begin_s + pause_s, CADENCE, history=True)
-        assert not pace.history_due(begin_s + pause_s + 0.5) or pause_s == CADENCE.history_s, "nothing is left"
+        pace.reported(begin_s, CADENCE, Waits.ALL, slow_part_s=took_s)
+        assert pace.waits_due(begin_s + pause_s - 1) is not Waits.ALL
+        pace.reported(begin_s + 1, CADENCE, Waits.NOTHING)
+        assert pace.waits_due(begin_s + pause_s) is Waits.ALL
+        pace.reported(begin_s + pause_s, CADENCE, Waits.ALL)
+        if pause_s < CADENCE.history_s:
+            assert pace.waits_due(begin_s + pause_s + 0.5) is Waits.NOTHING, "nothing is left"
 
 
-def test_an_hour_is_there_within_two_minutes_of_a_busy_manager() -> None:
+def test_an_hour_comes_within_two_minutes_of_a_busy_manager_once_it_begins() -> None:
     """It comes in nine parts, each of which takes a second."""
     pace = Pace("a")
-    pace.reported(0.0, CADENCE, history=True)
+    pace.reported(0.0, CADENCE, Waits.ALL)
     away(pace, 60, 3660)
-    now_s, parts = 3660.0, 9
+    pace.reported(3660.0, CADENCE, Waits.NOTHING)
+    now_s = begin_s = due_s(pace, 3661.0)
+    parts = 9
     while parts:
         now_s += 1
-        if pace.history_due(now_s):
+        if pace.waits_due(now_s) is Waits.ALL:
             parts -= 1
-            pace.reported(now_s, CADENCE, history=True, slow_part_s=1.01 if parts else None)
+            pace.reported(now_s, CADENCE, Waits.ALL, slow_part_s=1.01 if parts else None)
         elif pace.live_due(now_s):
-            pace.reported(now_s, CADENCE, history=False)
-    assert now_s - 3660 <= 120
+            pace.reported(now_s, CADENCE, Waits.NOTHING)
+    assert now_s - begin_s <= 120
 
 
 def test_a_manager_that_forgot_the_host_is_told_all_at_once(site: Site) -> None:

@@ -15,6 +15,7 @@ from manager.errors import ManagerUnavailable
 from manager.loop.chronicle import new_event
 from manager.loop.link import remember
 from manager.loop.outbox import ItemKind
+from manager.loop.pace import Waits
 from manager.model.fields import json_fields, timestamp
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
@@ -146,8 +147,8 @@ def test_the_present_is_told_as_a_whole_also_after_a_refusal(manager, link, outb
     told = replace(report, windows=tuple(slot(2.0 * number) for number in range(1, 41)), live=True)
     manager.will(down, stored)
     with pytest.raises(ManagerUnavailable):
-        link.send(told, history=False)
-    link.send(told, history=False)
+        link.send(told, Waits.NOTHING)
+    link.send(told, Waits.NOTHING)
     assert [len(body.windows) for body in manager.reports] == [40, 40]
 
 
