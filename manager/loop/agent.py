@@ -117,7 +117,7 @@ class Agent:
         """Begin with the cached assignment if the manager does not answer."""
         self.reporter.assigned = self._link.cached()
         self.say(Severity.INFO, "agent-started", f"agent started, {len(self._journal.entries)} settings in the journal")
-        self.reporter.sync()
+        self.reporter.begin()
         self.tick()
         loadable = any(
             offer.mechanism is Mechanism.SCHED_EXT and offer.available for offer in self._host.capabilities.warps
@@ -179,7 +179,7 @@ class Agent:
         count = len(left) + result.cache.owned
         text = "everything is as it was" if not count else f"{count} settings could not be restored"
         self.say(Severity.ERROR if count else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
-        self.reporter.sync()
+        self.reporter.end()
         return count
 
     def _finish(self, result: TickResult, assigned: Assigned) -> None:

@@ -23,7 +23,7 @@ from manager.loop.assigned import Assigned, Slots, read_assignment
 from manager.loop.delivery import Piece, Rejected, deliver, pieces_of, report_of
 from manager.loop.known_windows import KnownWindows
 from manager.loop.observer import system_clock
-from manager.loop.outbox import Outbox, Waiting
+from manager.loop.outbox import PART_ITEMS, Outbox, Waiting
 from manager.loop.pace import Waits
 from manager.model.fields import adapter_of, fields_of
 from manager.model.finding import Findings
@@ -49,7 +49,6 @@ from manager.protocol.headers import (
 from manager.protocol.report import DomainBody, TickStatus, VmStatus
 from manager.sqlite_files import Damage, set_aside
 
-_BATCH = 500
 _FEW = 10
 """After a report that was not taken: to put a whole part together takes a hundred times as long as to be refused."""
 _BATCH_BYTES = 2_000_000
@@ -255,7 +254,7 @@ class ManagerLink:
         if report.domains is not None:
             scalars.append(Piece("domains", _valid(report.domains, _domain)))
         while True:
-            most = _FEW if waits is not Waits.NOTHING and self._refused else _BATCH
+            most = _FEW if waits is not Waits.NOTHING and self._refused else PART_ITEMS
             waiting = self._peek(waits, most)
             now, windows = windows[:most], windows[most:]
             last = waiting.complete and not windows

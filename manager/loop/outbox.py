@@ -68,7 +68,9 @@ _DROP_ANY = "DELETE FROM waiting WHERE seq IN (SELECT seq FROM waiting ORDER BY 
 
 _MOST_UNWRITTEN = 1000
 
-UNTOUCHED = 500
+PART_ITEMS = 500
+"""A report has so many items at most."""
+UNTOUCHED = PART_ITEMS
 """So many of the oldest items stay as they are. They may be on their way to the manager, or may have reached it without
 its answer reaching this host; and the manager may know the begin of the first windows among them, which were still
 growing. Any of them merged with others would be counted twice."""
@@ -423,6 +425,15 @@ class Outbox:
         """How many items wait."""
         with self._lock:
             return self._rows + len(self._unwritten) + len(self._fresh)
+
+    def oldest_s(self) -> float | None:
+        """When the oldest item came about, since the epoch; None: there is none, or it does not say so.
+
+        Raises JournalError.
+        """
+        items = [*chain.from_iterable(self.peek(1, 1).fields.values())]
+        found = items[0].get("time_s", items[0].get("end_s")) if items else None
+        return found if isinstance(found, float | int) else None
 
     @property
     def aside(self) -> int:

@@ -11,7 +11,7 @@ from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.chronicle import new_event
 from manager.loop.delivery import Rejected
 from manager.loop.observer import system_clock
-from manager.loop.outbox import Item, Outbox
+from manager.loop.outbox import PART_ITEMS, Item, Outbox
 from manager.model.records import Event, Severity
 
 _AGAIN_S = 600.0
@@ -34,6 +34,19 @@ class Outgoing:
         self._rejected_s: float | None = None
         self._second = False
         self.urgent = False
+
+    @property
+    def is_much(self) -> bool:
+        """Whether more waits than one report holds."""
+        return self.outbox.waiting > PART_ITEMS
+
+    def waited_s(self, now_s: float) -> float:
+        """For how long it has waited where that is much, by the clocks of then and now; ``now_s``: since the epoch."""
+        try:
+            oldest_s = self.outbox.oldest_s() if self.is_much else None
+        except JournalError:  # it will be said when it is reported
+            return 0.0
+        return max(now_s - oldest_s, 0.0) if oldest_s is not None else 0.0
 
     def say(self, severity: Severity, kind: str, message: str) -> None:
         """Report an event that is not part of a tick."""

@@ -46,6 +46,14 @@ class Pace:
         self._retried = self._late = False
         self._span_s, self._span = 0.0, -1
         self._rest_at_s = math.inf
+        self._waited_s = 0.0
+
+    def begin(self, waited_s: float) -> None:
+        """Before the first report; for so long has waited what an earlier life of this agent left, where that is much.
+
+        It comes as if the managers had been away for as long.
+        """
+        self._waited_s = waited_s
 
     def asks(self, now_s: float) -> bool:
         """Whether the manager may be asked: one that did not answer twice is, once in each turn for live reports."""
@@ -61,7 +69,7 @@ class Pace:
         It gets an event at once, with all else. After it was away for long it gets events in this host's next turn.
         """
         if self.cadence is None:
-            return Waits.ALL
+            return Waits.NOTHING if self._waited_s else Waits.ALL
         turn = self._turns(now_s, self.cadence)[1] != self._history
         if not self._late:
             return Waits.ALL if urgent or turn or now_s >= self._rest_at_s else Waits.NOTHING
@@ -95,11 +103,13 @@ class Pace:
         if cadence is not None:
             self._live, number = self._turns(now_s, cadence)
             away_s = now_s - self._failed_s if self._late and self._failed_s is not None else None
+            if self._waited_s:
+                self._late, away_s = True, self._waited_s
             if away_s is not None or waits is not Waits.NOTHING:
                 self._history = number
             if away_s is not None:
                 self._take_a_time(now_s, away_s, cadence)
-        self._failed_s, self._retried = None, False
+        self._failed_s, self._retried, self._waited_s = None, False, 0.0
         self._late = self._late and waits is not Waits.ALL
         self._span_s = self._span_s if self._late else 0.0
         self.cadence = cadence

@@ -117,10 +117,20 @@ class Reporter(Background):
         self._answered_s = float("-inf")
         outgoing.metrics.manager_up.set_function(self._manager_up)
 
-    def sync(self) -> None:
+    def sync(self, waits: Waits = Waits.ALL) -> None:
         """One exchange with the manager."""
-        if self.report():
+        if self.report(waits):
             self.fetch()
+
+    def begin(self) -> None:
+        """The first exchange."""
+        now = system_clock()
+        self._pace.begin(self._outgoing.waited_s(now.epoch_s))
+        self.sync(self._pace.waits_due(now.monotonic_s))
+
+    def end(self) -> None:
+        """The last one. What is too much for it stays in the outbox for the next start, but for events."""
+        self.sync(Waits.EVENTS if self._outgoing.is_much else Waits.ALL)
 
     def turn(self) -> None:
         """An exchange, if one is due by the manager's cadence, or something cannot wait."""

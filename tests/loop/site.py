@@ -52,7 +52,7 @@ class Watched:
 
 
 class Machine:
-    """A host with its agent."""
+    """A host with its agent, which finds what an earlier one left in ``folder``."""
 
     def __init__(self, site: Site, name: str, folder: Path, stack: ExitStack) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Machine:
         self.metrics = AgentMetrics()
         self.examiner = FakeExaminer()
         self.findings = FindingsWatch(self.examiner)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         journal, self.outbox = Journal(folder / "journal.db", "boot-1"), Outbox(folder / "outbox.db", 1000)
         client = ManagerClient("http://manager", site.secret, Wire(site.handle))
         for one in (journal, self.outbox, client):

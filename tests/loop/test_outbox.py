@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.errors import JournalError
-from manager.loop.outbox import ItemKind, Outbox, Waiting, kept_histogram
+from manager.loop.outbox import Item, ItemKind, Outbox, Waiting, kept_histogram
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
@@ -146,6 +146,14 @@ def test_the_room_of_events_that_were_taken_is_free_again(tmp_path: Path) -> Non
         assert outbox.waiting == 2
         outbox.put(map(record, range(3, 7)))
         assert waiting(outbox) == [f"record {number}" for number in range(1, 7)], "nothing is dropped"
+
+
+@pytest.mark.parametrize(
+    ("items", "oldest_s"), [([], None), ([tick(7), window(1)], 7.0), ([window(1), tick(7)], 10.0), ([event(3)], 2.5)]
+)
+def test_when_the_oldest_came_about(outbox: Outbox, items: list[Item], oldest_s: float | None) -> None:
+    outbox.put([*items, *([record(1)] if items else ())])
+    assert outbox.oldest_s() == oldest_s
 
 
 def test_ticks_and_windows_are_written_only_if_the_next_come_first(outbox: Outbox, path: Path) -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from manager.cli import main, record_command
 from manager.loop import link as link_module
+from manager.loop import outgoing as outgoing_module
 from manager.loop import reporter as reporter_module
 from manager.loop.observer import Clock
 from manager.loop.pace import Pace, Waits
@@ -25,7 +26,7 @@ from manager.protocol.assignment import Cadence
 from manager.replay.recording import read_lines
 from manager.store.database import Database
 from tests.fakes.vm import domain_uuid
-from tests.loop.site import SLOT_S, START_S, Site
+from tests.loop.site import SLOT_S, START_S, Machine, Site
 from tests.reported import ticks_in
 
 CADENCE = Cadence(live_s=2 * SLOT_S, history_s=60.0)
@@ -37,7 +38,8 @@ def site(migrated: Callable[[str], Database], tmp_path: Path, monkeypatch: pytes
     """A fleet that is large by its setting; host a serves its application alone, and has had a whole exchange."""
     with ExitStack() as stack:
         made = Site(migrated("sqlite"), tmp_path, stack, small_fleet=0)
-        monkeypatch.setattr(reporter_module, "system_clock", lambda: Clock(made.now_s, made.now_s))
+        for module in (reporter_module, outgoing_module):
+            monkeypatch.setattr(module, "system_clock", lambda: Clock(made.now_s, made.now_s))
         [a, _] = made.machines
         made.client.request("PUT", "/vms/web-a", body={"class": "critical", "host": "a"})
         a.host.boot("web-a")
@@ -375,10 +377,56 @@ def test_an_event_after_an_outage_comes_within_the_minute(site: Site) -> None:
     assert ([event["message"] for event in told["events"]], ticks_in(told)) == (["new"], [])
 
 
+def test_an_agent_that_ends_with_much_to_deliver_tells_events_alone(site: Site) -> None:
+    long_outage(site)
+    [a, _] = site.machines
+    waiting = a.outbox.waiting
+    site.bodies.clear()
+    a.agent.stop()
+    reports = [json.loads(body) for body in site.bodies if body]
+    assert not any(map(ticks_in, reports))
+    assert [event["kind"] for report in reports for event in report["events"]][-1] == "agent-stopped"
+    assert a.outbox.waiting > waiting - 50, "the rest waits for the next start"
+
+
+def test_an_agent_that_starts_with_much_to_deliver_takes_its_time_as_well(site: Site) -> None:
+    """As one that is replaced by a newer version while managers are away."""
+    long_outage(site)
+    again = Machine(site, "a", site.folder / "a", site.stack)
+    again.host.boot("web-a")
+    site.machines[0] = again
+    site.bodies.clear()
+    again.agent.reporter.begin()
+    again.agent.tick()
+    first = [json.loads(body) for body in site.bodies if body]
+    assert [has_history(report) for report in first] == [False], "first it says that it is there"
+    assert [report["capabilities"] is not None for report in first] == [True]
+    begin_s = site.now_s
+    while again.outbox.waiting > 500:
+        interval(site)
+    assert 60 < site.now_s - begin_s <= 600, "at its own time within a quarter of the outage"
+    assert sum(event["kind"] == "something" for event in site.client.items("/events")) == 40
+
+
+@pytest.mark.parametrize(("waited_s", "small"), [(3600.0, False), (3600.0, True), (0.0, False)])
+def test_what_an_earlier_agent_left_comes_in_turns_where_it_is_much(waited_s: float, small: bool) -> None:
+    pace = Pace("a")
+    pace.begin(waited_s)
+    first = pace.waits_due(10.0)
+    assert first is (Waits.NOTHING if waited_s else Waits.ALL)
+    pace.failed(10.0)
+    assert pace.waits_due(11.0) is first, "no manager answers yet"
+    pace.reported(12.0, None if small else CADENCE, first)
+    due = due_s(pace, 13.0)
+    assert 60 < due <= 912 if waited_s and not small else due <= 73
+    pace.reported(due, CADENCE, Waits.ALL)
+    assert due_s(pace, due + 1) <= due + 61, "once"
+
+
 def test_of_a_slow_manager_no_more_is_asked_than_it_can_do(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits comes in parts; after one that took long the rest waits for five times as long."""
     [a, _] = site.machines
-    monkeypatch.setattr(link_module, "_BATCH", 10)
+    monkeypatch.setattr(link_module, "PART_ITEMS", 10)
     site.up = False
     for _ in range(30):
         interval(site)
