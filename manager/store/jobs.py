@@ -28,6 +28,8 @@ from manager.store.host_models import JobRow
 _ASKED_S = 60.0  # at least so often a manager asks for a job: the one that ran it may be gone
 _EARLY = 0.9  # of a period; managers do not ask at the same moments
 _POOL = "jobs"
+_AT_EASE_S = 1.0  # a job that takes no longer is in nobody's way
+_LONGEST_REST_S = 1.0
 _GAP = 2.5  # periods without a run, after which it was not run in time
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,25 @@ class _SeenRun:
 
     began_at: datetime
     steady_s: float
+
+
+class Rests:
+    """Says whether a job is to end early, which it asks before each transaction, after a rest where it takes long.
+
+    It rests for as long as it worked since the rest before: reports and pages come first, also where much is to be
+    rolled up at once, as after an outage of all managers.
+    """
+
+    def __init__(self, stop: threading.Event, steady: Callable[[], float]) -> None:
+        self._stop, self._steady = stop, steady
+        self._begun_s = self._rested_s = steady()
+
+    def __call__(self) -> bool:
+        now_s = self._steady()
+        if now_s - self._begun_s > _AT_EASE_S:
+            self._stop.wait(min(now_s - self._rested_s, _LONGEST_REST_S))
+        self._rested_s = self._steady()
+        return self._stop.is_set()
 
 
 class Jobs:
@@ -142,7 +163,7 @@ class Jobs:
             if since is None:
                 return JobResult.ELSEWHERE
             now = self._now()
-            count = job.act(Run(now, since, self._stop.is_set))
+            count = job.act(Run(now, since, Rests(self._stop, time.monotonic)))
         log.log(logging.INFO if count else logging.DEBUG, "%s: %d rows", job.name, count)
         return JobResult.DONE
 

@@ -15,7 +15,7 @@ from manager.model.registration import HostSpec
 from manager.steady import Every, SteadyScheduler, SteadyZone
 from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
-from manager.store.jobs import Job, JobEnd, JobResult, Jobs, Run
+from manager.store.jobs import Job, JobEnd, JobResult, Jobs, Rests, Run
 from manager.store.models import EventRow, HostRow
 from manager.store.silent_hosts import SilenceWatch, ranks_of
 
@@ -185,6 +185,27 @@ def test_a_manager_that_dies_leaves_its_job_to_the_others(migrated: Callable[[st
             others = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
             session.execute(text(others))
         assert fleet.at(60).ask(fleet.job) is DONE
+
+
+def test_a_job_that_takes_long_leaves_half_of_the_time_to_all_else() -> None:
+    now_s, rests = 100.0, []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now_s
+            assert timeout is not None
+            rests.append(timeout)
+            now_s += timeout
+            return False
+
+    stop = Stop()
+    stopped = Rests(stop, lambda: now_s)
+    for works_s in (0.4, 0.5, 0.25, 0.25, 5.0):
+        now_s += works_s
+        assert not stopped()
+    assert rests == [0.25, 0.25, 1.0], "not in its first second, and at most a second"
+    stop.set()
+    assert stopped()
 
 
 def test_jobs_run_in_the_background_until_told_to_stop(fleet: Fleet) -> None:
