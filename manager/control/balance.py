@@ -113,8 +113,11 @@ def lasts(judged: int, violated: int, rules: BalanceRules) -> bool:
 
 
 def resting(past: Sequence[PastMigration], now_s: float, rules: BalanceRules) -> frozenset[str]:
-    """What still rests: `vm NAME` and `host NAME`."""
-    recent = [each for each in past if now_s - each.ended_s < rules.remembered_s]
+    """What still rests: `vm NAME` and `host NAME`.
+
+    What ended further ahead than a cool-down does not count: the clock was set back since.
+    """
+    recent = [each for each in past if -rules.cooldown_s < now_s - each.ended_s < rules.remembered_s]
     subjects = frozenset().union(*(each.of for each in recent))
     return frozenset(
         subject for subject in subjects if now_s < _rests_until_s([e for e in recent if subject in e.of], rules)

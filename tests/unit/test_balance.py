@@ -123,6 +123,8 @@ def test_the_cool_down_doubles_and_is_forgotten_after_a_day() -> None:
     assert not resting(many, 19_000 + 21_600, RULES), "never longer than six hours"
     assert resting(many, 19_000 + 21_599, RULES)
     assert not resting([past(0), past(86_400)], 86_400 + 900, RULES), "what is a day old does not count"
+    assert not resting([past(86_400)], 0, RULES), "the clock was set back by a day"
+    assert resting([past(10)], 0, RULES), "it was corrected by some seconds"
 
 
 def prediction(
