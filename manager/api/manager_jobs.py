@@ -34,18 +34,18 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     arrived = Arrivals(database, context.clock, context.boot)
 
     def cleanup(run: Run) -> Cleanup:
-        return Cleanup(database, run.now, arrived, run.stopped)
+        return Cleanup(database, run.now, arrived, run.rested)
 
     def retain(run: Run) -> int:
         made = make_days(database, run.now)
         return made + prune(cleanup(run), records) + prune_access(cleanup(run), audit)
 
     def roll_up(run: Run) -> int:
-        rolled = rollups.roll_up(run.now, run.stopped)
+        rolled = rollups.roll_up(run.now, run.rested)
         return rolled + pack_old(cleanup(run)) + rollups.forget(cleanup(run))
 
     def roll_up_ticks(run: Run) -> int:
-        return ticks.roll_up(run.stopped) + join_ticks(cleanup(run)) + ticks.forget(cleanup(run))
+        return ticks.roll_up(run.rested) + join_ticks(cleanup(run)) + ticks.forget(cleanup(run))
 
     def watch(run: Run) -> int:
         return silence.look(database, run.now, run.since)

@@ -46,11 +46,15 @@ class JobResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a job, at ``now``. The fleet has run it in time ``since`` then; ``stopped``: it is to end early."""
+    """One run of a job, at ``now``. The fleet has run it in time ``since`` then; ``stopped``: it is to end early.
+
+    A job of many transactions asks ``rested`` in place of ``stopped``, before each: it says the same, after a rest.
+    """
 
     now: datetime
     since: datetime
     stopped: Callable[[], bool] = lambda: False
+    rested: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,10 @@ class _SeenRun:
 
 
 class Rests:
-    """Says whether a job is to end early, which it asks before each transaction, after a rest where it takes long.
+    """Says whether a job is to end early, after a rest where it takes long.
 
-    It rests for as long as it worked since the rest before: reports and pages come first, also where much is to be
-    rolled up at once, as after an outage of all managers.
+    It rests for as long as it worked since the rest before, at most a second: reports and pages come first, also where
+    much is to be rolled up at once, as after an outage of all managers.
     """
 
     def __init__(self, stop: threading.Event, steady: Callable[[], float]) -> None:
@@ -163,7 +167,7 @@ class Jobs:
             if since is None:
                 return JobResult.ELSEWHERE
             now = self._now()
-            count = job.act(Run(now, since, Rests(self._stop, time.monotonic)))
+            count = job.act(Run(now, since, self._stop.is_set, Rests(self._stop, time.monotonic)))
         log.log(logging.INFO if count else logging.DEBUG, "%s: %d rows", job.name, count)
         return JobResult.DONE
 

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 
 import pytest
 from sqlalchemy import select, text, update
@@ -208,13 +209,14 @@ def test_a_job_that_takes_long_leaves_half_of_the_time_to_all_else() -> None:
     assert stopped()
 
 
-def test_jobs_run_in_the_background_until_told_to_stop(fleet: Fleet) -> None:
+@pytest.mark.parametrize("asks", [attrgetter("stopped"), attrgetter("rested")], ids=["stopped", "rested"])
+def test_jobs_run_in_the_background_until_told_to_stop(fleet: Fleet, asks: Callable[[Run], Callable[[], bool]]) -> None:
     ran = threading.Event()
     stopped: list[bool] = []
 
     def act(run: Run) -> int:
         ran.set()
-        while not run.stopped():
+        while not asks(run)():
             threading.Event().wait(0.01)
         stopped.append(True)
         return 0
